@@ -1,0 +1,66 @@
+"""The ``plansmith`` command: global options, lazily loaded verbs, and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from plansmith.options import global_options
+from plansmith.version import __version__
+from plansmith_errors import PlansmithError
+
+# Help must not import a verb: each costs more than the 0.3 s that `plansmith --help` may take.
+VERBS = {
+    "run": "Run the whole pipeline of a build file: quantize, build, package, verify.",
+    "quantize": "Quantize a checkpoint to a neutral quantized checkpoint.",
+    "build": "Compile a checkpoint to an engine directory.",
+    "package": "Write a Triton model repository around an engine.",
+    "serve": "Serve a model repository with Triton until Ctrl-C.",
+    "inspect": "Say what a checkpoint, engine, repository or build file is.",
+    "schema": "Print the JSON Schema of build files.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are run, not when they are listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = importlib.import_module(f"plansmith.verbs.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="plansmith")
+@global_options
+def cli() -> None:
+    """From a checkpoint to a running, verified language-model service."""
+
+
+def main() -> None:
+    """Run the command. Exit codes: 0 done, 2 something for the user to put right, 130 interrupted."""
+    try:
+        sys.exit(cli.main(standalone_mode=False) or 0)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except PlansmithError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

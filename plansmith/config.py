@@ -1,0 +1,102 @@
+"""The build file: one YAML file that describes a build, and the same file works on a laptop and on a GPU node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from builder.options import BuildOptions
+from plansmith_errors import ConfigError
+from quantize.yaml_model import parse_yaml, read_yaml, validate
+from triton_repo.options import PackageOptions
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class QuantizeSection(Section):
+    recipe: str = Field("int4-rtn", description="Name of a recipe that ships with Plansmith, or a path to one.")
+
+
+class PerplexityCheck(Section):
+    text: Path = Field(description="UTF-8 text to measure on; relative to the build file.")
+    window: int = Field(512, ge=2, description="Tokens per window.")
+    max_windows: int = Field(8, ge=1, description="Windows to score.")
+    max_increase: float | None = Field(
+        None, gt=1, description="Fail when perplexity exceeds this multiple of the unquantized model's."
+    )
+
+
+class VerifySection(Section):
+    perplexity: PerplexityCheck | None = Field(
+        None, description="Perplexity of the compiled engine beside that of the unquantized model on the same target."
+    )
+
+
+class ServeSection(Section):
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    http_port: int = Field(8000, ge=0, le=65535, description="0: any free port.")
+    grpc_port: int = Field(8001, ge=0, le=65535, description="0: any free port.")
+    metrics_port: int = Field(8002, ge=0, le=65535, description="0: any free port.")
+
+
+class BuildFile(Section):
+    """A whole build: where the model comes from and what each stage does with it."""
+
+    model: Path = Field(description="Source checkpoint: a safetensors directory or a GGUF file; relative to the file.")
+    store: Path = Field(Path(".plansmith"), description="Where stages keep their outputs; relative to the file.")
+    quantize: QuantizeSection = QuantizeSection()
+    build: BuildOptions = BuildOptions()
+    package: PackageOptions = PackageOptions()
+    verify: VerifySection = VerifySection()
+    serve: ServeSection = ServeSection()
+
+
+def load_build_file(path: Path | None, settings: Sequence[str] = (), **defaults: str) -> BuildFile:
+    """Read a build file and apply ``--set`` overrides; without a file, start from ``defaults``.
+
+    Relative paths of the file are taken from its folder. Raises ConfigError.
+    """
+    data: Any = read_yaml(path) if path is not None else dict(defaults)
+    source = str(path) if path is not None else "settings"
+    if not isinstance(data, dict):
+        raise ConfigError(f"{source}: expected a mapping of keys to values, found {type(data).__name__}")
+    for setting in settings:
+        apply_setting(data, setting)
+    build_file = validate(BuildFile, data, source)
+    return _resolve_paths(build_file, path.parent if path is not None else Path())
+
+
+def apply_setting(data: dict[str, Any], setting: str) -> None:
+    """Apply one ``a.b=c`` override in place; the value is read as YAML. Raises ConfigError."""
+    key, equals, value = setting.partition("=")
+    *parents, last = key.strip().split(".")
+    if not equals or not last or not all(parents):
+        raise ConfigError(f"--set {setting!r}: expected KEY=VALUE, such as build.max_seq_len=2048")
+    for parent in parents:
+        nested = data.setdefault(parent, {})
+        if not isinstance(nested, dict):
+            raise ConfigError(f"--set {setting!r}: {parent!r} is {nested!r}, not a section")
+        data = nested
+    data[last] = parse_yaml(value, f"--set {setting!r}")
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of build files; committed as plansmith/build.schema.json for editors and CI."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **BuildFile.model_json_schema()}
+
+
+def _resolve_paths(build_file: BuildFile, folder: Path) -> BuildFile:
+    changes: dict[str, Any] = {"model": folder / build_file.model, "store": folder / build_file.store}
+    check = build_file.verify.perplexity
+    if check is not None:
+        check = check.model_copy(update={"text": folder / check.text})
+        changes["verify"] = build_file.verify.model_copy(update={"perplexity": check})
+    recipe = build_file.quantize.recipe
+    if recipe.endswith((".yaml", ".yml")):
+        changes["quantize"] = build_file.quantize.model_copy(update={"recipe": str(folder / recipe)})
+    return build_file.model_copy(update=changes)

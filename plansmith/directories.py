@@ -1,0 +1,89 @@
+"""Directories that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from plansmith_errors import ArtifactError
+
+
+@contextmanager
+def exclusive(lock_file: Path, holder: str) -> Iterator[None]:
+    """Hold a file lock; the kernel releases it when the process dies, kill -9 included. Raises ArtifactError if taken."""
+    try:
+        lock_file.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(lock_file)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ArtifactError(f"{holder} is in use by another run; wait for it or choose another place") from None
+    except OSError as error:
+        raise ArtifactError(f"{holder}: cannot be written: {error.strerror or error}") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def atomic_directory(final: Path) -> Iterator[Path]:
+    """Yield a new directory beside ``final`` and rename it there when the block succeeds.
+
+    A run that is killed leaves only ``.NAME.partial``, which the next run removes. The caller holds a lock.
+    Raises ArtifactError when the disk refuses.
+    """
+    partial = final.parent / f".{final.name}.partial"
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+    except OSError as error:
+        raise ArtifactError(f"{partial}: cannot be written: {error.strerror or error}") from None
+    try:
+        yield partial
+        _flush(partial)
+        partial.rename(final)
+        _flush_entry(final.parent)
+    except OSError as error:
+        raise ArtifactError(f"{final}: cannot be written: {error.strerror or error} ({error.filename})") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def output_directory(final: Path) -> Iterator[Path]:
+    """``atomic_directory`` for a path that the user named: locked, and never over something that exists."""
+    if final.exists():
+        raise ArtifactError(f"{final}: exists already; remove it or name another output")
+    lock_file = final.parent / f".{final.name}.lock"
+    with exclusive(lock_file, str(final)):
+        try:
+            with atomic_directory(final) as partial:
+                yield partial
+        finally:
+            lock_file.unlink(missing_ok=True)
+
+
+def directory_size(path: Path) -> int:
+    """Bytes of all files below ``path``."""
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def _flush(folder: Path) -> None:
+    """Bring contents to the disk before the rename, so that a power cut cannot leave a whole name on half a file."""
+    for path in folder.rglob("*"):
+        _flush_entry(path)
+    _flush_entry(folder)
+
+
+def _flush_entry(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

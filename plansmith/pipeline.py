@@ -1,0 +1,144 @@
+"""The pipeline of a build file: each stage reuses its artifact or makes it, from the source to a verified repository."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import builder
+import quantize
+import triton_repo
+from plansmith.config import BuildFile, PerplexityCheck
+from plansmith.console import Console, human_bytes
+from plansmith.fingerprint import code_fingerprint, library_versions
+from plansmith.perplexity import measure_perplexity, read_text
+from plansmith.store import Artifact, ArtifactStore
+from plansmith.version import __version__
+
+Producer = Callable[[Path], object]
+
+
+@dataclass(frozen=True)
+class PipelineResult:
+    stages: tuple[Artifact, ...]
+    repository: Path
+    report: dict[str, Any] | None  # of the verify stage
+
+    @property
+    def up_to_date(self) -> bool:
+        return all(stage.reused for stage in self.stages)
+
+
+class Pipeline:
+    """One build file over one open store."""
+
+    def __init__(self, build_file: BuildFile, store: ArtifactStore, console: Console) -> None:
+        self._file = build_file
+        self._store = store
+        self._console = console
+        self._stages: list[Artifact] = []
+
+    def run(self) -> PipelineResult:
+        """Bring every stage up to date. Raises PlansmithError; what was finished before stays in the store."""
+        checkpoint = self._quantized()
+        engine = self._engine(checkpoint.payload, {"checkpoint": checkpoint.key})
+        repository = self._repository(engine, checkpoint)
+        report = self._verified(engine)
+        return PipelineResult(tuple(self._stages), repository.payload, report)
+
+    def _quantized(self) -> Artifact:
+        recipe = quantize.load_recipe(self._file.quantize.recipe)
+        depends_on = {
+            "source": self._source_hashes(),
+            "recipe": recipe.model_dump(mode="json"),
+            "code": code_fingerprint("quantize"),
+            "libraries": library_versions("numpy", "ml_dtypes", "gguf", "tokenizers"),
+        }
+        with self._console.progress("quantize") as progress:
+            return self._stage(
+                "quantize",
+                depends_on,
+                lambda output: quantize.quantize_checkpoint(self._file.model, output, recipe, progress=progress),
+            )
+
+    def _engine(self, checkpoint: Path, source: dict[str, Any], stage: str = "build") -> Artifact:
+        options = self._file.build
+        depends_on = {
+            **source,
+            "options": options.model_dump(mode="json"),
+            "code": code_fingerprint("builder", "quantize"),
+            "libraries": library_versions("openvino", "numpy", "ml_dtypes"),
+        }
+        with self._console.progress(stage) as progress:
+            return self._stage(
+                stage,
+                depends_on,
+                lambda output: builder.build_engine(
+                    checkpoint, output, options, plansmith_version=__version__, progress=progress
+                ),
+            )
+
+    def _repository(self, engine: Artifact, checkpoint: Artifact) -> Artifact:
+        options = self._file.package
+        depends_on = {
+            "engine": engine.key,
+            "checkpoint": checkpoint.key,
+            "options": options.model_dump(mode="json"),
+            "code": code_fingerprint("triton_repo"),
+            "plansmith": __version__,
+        }
+        return self._stage(
+            "package",
+            depends_on,
+            lambda output: triton_repo.write_repository(
+                engine.payload, checkpoint.payload, output, options, plansmith_version=__version__
+            ),
+        )
+
+    def _verified(self, engine: Artifact) -> dict[str, Any] | None:
+        check = self._file.verify.perplexity
+        if check is None:
+            return None
+        text = read_text(check.text)  # a wrong path is said before the baseline is compiled
+        baseline = self._engine(self._file.model, {"source": self._source_hashes()}, stage="baseline")
+        verified = self._stage(
+            "verify",
+            {
+                "engine": engine.key,
+                "baseline": baseline.key,
+                "text": self._store.file_hashes.hash(check.text),
+                "check": check.model_dump(mode="json", exclude={"text", "max_increase"}),
+                "code": code_fingerprint("plansmith", "builder"),
+            },
+            lambda output: self._write_report(output, engine, baseline, text, check),
+        )
+        report: dict[str, Any] = json.loads((verified.payload / "report.json").read_text())
+        return report
+
+    def _write_report(
+        self, output: Path, engine: Artifact, baseline: Artifact, text: str, check: PerplexityCheck
+    ) -> None:
+        origin = quantize.open_checkpoint(self._file.model)
+        report = {
+            "perplexity": {
+                "quantized": measure_perplexity(engine.payload, origin, text, check),
+                "unquantized": measure_perplexity(baseline.payload, origin, text, check),
+                "unquantized_weights": origin.origin,
+                "text": check.text.name,
+                "window": check.window,
+            }
+        }
+        (output / "report.json").write_text(json.dumps(report, indent=2))
+
+    def _source_hashes(self) -> dict[str, str]:
+        return self._store.file_hashes.hash_all(quantize.open_checkpoint(self._file.model).source_files())
+
+    def _stage(self, stage: str, depends_on: dict[str, Any], produce: Producer) -> Artifact:
+        artifact = self._store.make(stage, depends_on, produce)
+        state = "up to date" if artifact.reused else f"done in {artifact.seconds:.1f} s"
+        self._console.info(f"{stage:<9} {state}, {human_bytes(artifact.num_bytes)}")
+        self._stages.append(artifact)
+        return artifact

@@ -1,0 +1,1 @@
+"""One module per verb of the command, each imported only when it is run."""

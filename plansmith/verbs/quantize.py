@@ -1,0 +1,32 @@
+"""``plansmith quantize``: a source checkpoint to a quantized checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+import quantize
+from plansmith.console import Console, human_bytes
+from plansmith.directories import output_directory
+from plansmith.options import current_options, global_options
+from plansmith.standalone import section_settings
+
+
+@click.command()
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option("-o", "--output-dir", required=True, type=click.Path(path_type=Path), help="New directory to write.")
+@click.option("--recipe", metavar="NAME|FILE", help=f"Recipe: {', '.join(quantize.list_recipes())} or a YAML file.")
+@global_options
+def command(source: Path, output_dir: Path, recipe: str | None) -> None:
+    """Quantize SOURCE (a safetensors directory or a GGUF file) to a neutral quantized checkpoint."""
+    console = Console.current()
+    build_file = section_settings(current_options().settings, "quantize", model=str(source))
+    chosen = quantize.load_recipe(recipe or build_file.quantize.recipe)
+    with output_directory(output_dir) as partial, console.progress("quantize") as progress:
+        report = quantize.quantize_checkpoint(source, partial, chosen, progress=progress)
+    data = report.as_dict()
+    console.result(
+        {"path": str(output_dir), **data},
+        f"{output_dir}: {human_bytes(report.bytes_in)} -> {human_bytes(report.bytes_out)} in {report.seconds:.1f} s",
+    )

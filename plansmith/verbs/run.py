@@ -1,0 +1,57 @@
+"""``plansmith run``: the whole pipeline of a build file."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from plansmith.config import load_build_file
+from plansmith.console import Console, human_bytes, table
+from plansmith.options import current_options, global_options
+from plansmith.pipeline import Pipeline, PipelineResult
+from plansmith.store import open_store
+from plansmith.verify import check_report
+
+
+@click.command()
+@click.argument("build_yaml", type=click.Path(path_type=Path))
+@global_options
+def command(build_yaml: Path) -> None:
+    """Bring every stage of BUILD_YAML up to date and print where the model repository is.
+
+    A second run with nothing changed does no work. A run that was killed goes on where it stopped.
+    """
+    console = Console.current()
+    build_file = load_build_file(build_yaml, current_options().settings)
+    started = time.monotonic()
+    with open_store(build_file.store) as store:
+        result = Pipeline(build_file, store, console).run()
+    if result.up_to_date:
+        console.info(f"nothing to do: every stage is up to date ({time.monotonic() - started:.2f} s)")
+    console.result(_as_data(result), _as_text(result))
+    check_report(result.report, build_file.verify)
+
+
+def _as_data(result: PipelineResult) -> dict[str, object]:
+    stages = [
+        {"stage": s.stage, "key": s.key, "path": str(s.payload), "seconds": s.seconds, "bytes": s.num_bytes, "reused": s.reused}
+        for s in result.stages
+    ]
+    return {"stages": stages, "repository": str(result.repository), "report": result.report}
+
+
+def _as_text(result: PipelineResult) -> str:
+    rows = [[s.stage, f"{s.seconds:.1f}", human_bytes(s.num_bytes)] for s in result.stages]
+    lines = [table(["stage", "seconds", "size"], rows)]
+    if result.report is not None:
+        measured = result.report["perplexity"]
+        quantized, unquantized = measured["quantized"]["perplexity"], measured["unquantized"]["perplexity"]
+        lines.append(
+            f"perplexity on {measured['text']}: {quantized:.2f} (unquantized, {measured['unquantized_weights']}: "
+            f"{unquantized:.2f}; x{quantized / unquantized:.3f})"
+        )
+    lines.append(f"repository: {result.repository}")
+    lines.append(f"serve it with: plansmith serve {result.repository}")
+    return "\n".join(lines)
