@@ -1,0 +1,66 @@
+"""The command as a user meets it in a terminal and in CI."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from plansmith.__main__ import VERBS
+
+
+def plansmith(*arguments, **kwargs):
+    return subprocess.run(
+        [sys.executable, "-m", "plansmith", *map(str, arguments)], capture_output=True, text=True, timeout=60, **kwargs
+    )
+
+
+def test_help_lists_every_verb_without_importing_one():
+    code = "import sys, plansmith.__main__ as m\ntry: m.cli(['--help'])\nexcept SystemExit: pass\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for verb in VERBS:
+        assert verb in done.stdout
+    heavy = {"numpy", "pydantic", "rich", "openvino", "torch", "tokenizers", "builder", "quantize"}
+    assert not heavy & set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(verb):
+    done = plansmith(verb, "--help")
+    assert done.returncode == 0 and "--output" in done.stdout
+
+
+def test_version():
+    done = plansmith("--version")
+    assert done.returncode == 0 and done.stdout.startswith("plansmith, version ")
+
+
+def test_json_goes_to_stdout_and_everything_else_to_stderr():
+    done = plansmith("schema", "--output", "json")
+    assert json.loads(done.stdout)["title"] == "BuildFile"
+    assert plansmith("--output", "json", "schema").stdout == done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run", "absent.yaml"], "absent.yaml: no such file"),
+        (["quantize", "absent.gguf", "-o", "out"], "absent.gguf"),
+        (["build", "absent", "-o", "out"], "absent"),
+        (["package", "absent", "--checkpoint", "absent", "-o", "out"], "absent"),
+        (["serve", "absent"], "absent"),
+        (["inspect", "absent"], "absent"),
+        (["quantize", ".", "-o", "out", "--recipe", "int4-rtm"], "int4-rtn"),
+        (["build", ".", "-o", "out", "--set", "quantize.recipe=fp8"], "only keys of the section 'build'"),
+        (["build", ".", "-o", "out", "--set", "build.max_seqlen=3"], "did you mean 'max_seq_len'?"),
+        (["frobnicate"], "frobnicate"),
+        (["schema", "-q", "-v"], "exclude each other"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path, arguments, expected):
+    done = plansmith(*arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
