@@ -1,0 +1,86 @@
+"""Recipes: which scheme each weight matrix gets. The built-in ones are the YAML files of ``recipes/``."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from plansmith_errors import ConfigError
+from quantize.yaml_model import read_yaml, validate
+
+SchemeName = Literal["int4", "int8", "fp8", "none"]
+ScaleSearch = Literal["absmax", "mse"]
+KeepDtype = Literal["source", "float32", "float16", "bfloat16"]
+GROUP_SIZES = (32, 64, 128, 192)
+_DIRECTORY = Path(__file__).parent / "recipes"
+
+
+class WeightRule(BaseModel):
+    """How one kind of weight is stored. ``group_size``, ``symmetric`` and ``scale`` are int4's alone."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    scheme: SchemeName = Field(description="int4 in groups; int8 or fp8 (e4m3) per output channel; none: kept as it is")
+    group_size: Literal[32, 64, 128, 192] | None = Field(None, description="int4: input columns that share a scale; default 128")
+    symmetric: bool | None = Field(None, description="int4: no zero points; default true")
+    scale: ScaleSearch | None = Field(None, description="int4: largest value, or the least squared error; default absmax")
+
+    @model_validator(mode="after")
+    def _only_what_is_honoured(self) -> WeightRule:
+        given = [key for key in ("group_size", "symmetric", "scale") if getattr(self, key) is not None]
+        if self.scheme != "int4" and given:
+            raise ValueError(f"{given[0]} belongs to the scheme int4 and has no meaning for {self.scheme}")
+        return self
+
+    def resolved(self) -> WeightRule:
+        """The same rule with int4's defaults filled in."""
+        if self.scheme != "int4":
+            return WeightRule(scheme=self.scheme)
+        return WeightRule(
+            scheme="int4",
+            group_size=self.group_size or 128,
+            symmetric=True if self.symmetric is None else self.symmetric,
+            scale=self.scale or "absmax",
+        )
+
+
+class Override(WeightRule):
+    """A rule for the weights whose names match a pattern of fnmatch. The last override that matches wins."""
+
+    match: Annotated[str, Field(min_length=1, description="for example '*.down_proj.weight'")]
+
+
+class Recipe(BaseModel):
+    """A quantization recipe."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Annotated[str, Field(min_length=1)]
+    linears: WeightRule
+    embeddings: WeightRule = Field(WeightRule(scheme="none"), description="of a model with a tied head: both")
+    lm_head: WeightRule | None = Field(None, description="default: as the embeddings")
+    overrides: tuple[Override, ...] = ()
+    keep_dtype: KeepDtype = Field("source", description="type of the matrices whose scheme is none; norms and biases stay")
+
+
+def list_recipes() -> list[str]:
+    """Names of the built-in recipes."""
+    return sorted(path.stem for path in _DIRECTORY.glob("*.yaml"))
+
+
+def load_recipe(name_or_path: str) -> Recipe:
+    """Read a built-in recipe by name, or a YAML file by path. Raises ConfigError."""
+    path = _DIRECTORY / f"{name_or_path}.yaml"
+    if name_or_path not in list_recipes():
+        path = Path(name_or_path)
+        if path.suffix not in (".yaml", ".yml"):
+            raise ConfigError(f"recipe {name_or_path!r} is unknown; {_suggest(name_or_path)}, or give a .yaml file")
+    return validate(Recipe, read_yaml(path), str(path))
+
+
+def _suggest(name: str) -> str:
+    near = difflib.get_close_matches(name, list_recipes(), n=1, cutoff=0.4)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(list_recipes())}"
