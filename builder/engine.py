@@ -1,0 +1,141 @@
+"""Build an engine from a checkpoint, and load one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from builder.manifest import (
+    EngineManifest,
+    Limits,
+    Source,
+    check_files,
+    describe_file,
+    file_sha256,
+    read_manifest,
+    write_manifest,
+)
+from builder.model_spec import ModelSpec
+from builder.network.weights import WeightSource
+from builder.options import BuildOptions
+from plansmith_errors import BuildError, EngineError
+
+if TYPE_CHECKING:
+    from plugins.inflight_batching.step import StepEngine
+    from quantize import Checkpoint
+
+_log = logging.getLogger(__name__)
+_HASH_BELOW = 64 << 20  # bytes; the weights of a large model are checked by size alone when it is loaded
+
+Progress = Callable[[int, int, str], None]
+"""Called with weights done, weights in all and the name of the weight that is being added."""
+
+
+def build_engine(
+    checkpoint_dir: Path,
+    output: Path,
+    options: BuildOptions,
+    *,
+    plansmith_version: str,
+    progress: Progress | None = None,
+) -> EngineManifest:
+    """Compile the checkpoint in ``checkpoint_dir`` into the empty directory ``output``.
+
+    The caller owns atomicity; the manifest is written last. Raises BuildError and CheckpointError.
+    """
+    from builder.targets.cpu.build import build
+    from builder.targets.cpu.settings import LIBRARY, compile_properties
+    from quantize import open_checkpoint
+
+    version = _openvino_version(BuildError)
+    checkpoint = open_checkpoint(checkpoint_dir)
+    spec = ModelSpec.from_hf_config(checkpoint.config)
+    weights = WeightSource(checkpoint, spec)
+    max_seq_len = options.resolved_max_seq_len(spec)
+    built = build(spec, weights, output, options, max_seq_len, _counter(weights, progress))
+    manifest = EngineManifest(
+        plansmith_version=plansmith_version,
+        target=options.target,
+        library={LIBRARY: version},
+        precision=options.precision,
+        compile_properties=compile_properties(options.precision),
+        limits=Limits(
+            max_batch_size=options.max_batch_size,
+            max_num_tokens=options.max_num_tokens,
+            max_seq_len=max_seq_len,
+            vocab_size=spec.vocab_size,
+        ),
+        kv_cache=built.kv_cache,
+        model={key: value for key, value in checkpoint.config.items() if key != "quantization_config"},
+        weights=built.weights,
+        source=_source(checkpoint),
+        files={file.name: describe_file(file) for file in sorted(output.iterdir())},
+    )
+    write_manifest(output, manifest)
+    return manifest
+
+
+def load_engine(path: Path, *, num_blocks: int | None = None, num_threads: int | None = None) -> StepEngine:
+    """Check the manifest of the engine in ``path`` against this machine, then load and compile it.
+
+    ``num_blocks`` KV blocks are allocated; None makes room for a full batch within 1 GiB. ``num_threads`` None takes
+    all cores. Raises EngineError before anything is allocated when version, files or format do not fit.
+    """
+    manifest = read_manifest(path)
+    if manifest.target != "cpu":
+        raise EngineError(f"{path}: built for target {manifest.target!r}; this version loads: cpu")
+    _check_library(path, manifest)
+    check_files(path, manifest, hash_below=_HASH_BELOW)
+    from builder.targets.cpu.engine import OpenVinoEngine
+
+    engine = OpenVinoEngine(path, manifest, num_blocks=num_blocks, num_threads=num_threads)
+    _log.info("loaded %s: %d KV blocks of %d tokens", path, engine.limits.num_blocks, engine.limits.tokens_per_block)
+    return engine
+
+
+def load_reference(
+    checkpoint_dir: Path, options: BuildOptions | None = None, *, num_blocks: int | None = None
+) -> StepEngine:
+    """Load a checkpoint, quantized or not, as an eager float32 engine. Raises EngineError where torch is missing."""
+    from builder.targets.reference.engine import ReferenceEngine
+
+    return ReferenceEngine(checkpoint_dir, options or BuildOptions(), num_blocks)
+
+
+def _check_library(path: Path, manifest: EngineManifest) -> None:
+    from builder.targets.cpu.settings import LIBRARY
+
+    expected, found = manifest.library.get(LIBRARY), _openvino_version(EngineError)
+    if found != expected:
+        raise EngineError(
+            f"{path}: built for {LIBRARY} {expected}, found {found}; "
+            f"install it (pip install {LIBRARY}=={expected}) or build the engine again"
+        )
+
+
+def _openvino_version(error: type[BuildError] | type[EngineError]) -> str:
+    from builder.targets.cpu.settings import library_version
+
+    try:
+        return library_version()
+    except ImportError:
+        raise error("target cpu needs OpenVINO, which is not installed; run: pip install 'plansmith[cpu]'") from None
+
+
+def _counter(weights: WeightSource, progress: Progress | None) -> Callable[[str], None]:
+    total = sum(len(shape) == 2 for shape in weights.shapes.values())
+    names: list[str] = []
+
+    def on_weight(name: str) -> None:
+        names.append(name)
+        if progress is not None:
+            progress(len(names), total, name)
+
+    return on_weight
+
+
+def _source(checkpoint: Checkpoint) -> Source:
+    quantization: dict[str, Any] | None = checkpoint.config.get("quantization_config")
+    return Source(files={file.name: file_sha256(file) for file in checkpoint.source_files()}, quantization=quantization)

@@ -1,0 +1,112 @@
+"""``engine.json``: what an engine directory holds, what it was made from and what it needs. Written last."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from plansmith_errors import EngineError
+
+MANIFEST_NAME = "engine.json"
+FORMAT_VERSION: Literal[1] = 1
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FileEntry(_Part):
+    bytes: int = Field(ge=0)
+    sha256: str
+
+
+class Limits(_Part):
+    """What the engine was compiled for; the number of KV blocks is chosen when it is loaded."""
+
+    max_batch_size: int = Field(ge=1)
+    max_num_tokens: int = Field(ge=1)
+    max_seq_len: int = Field(ge=1)
+    vocab_size: int = Field(ge=1)
+
+
+class KvCache(_Part):
+    dtype: str
+    tokens_per_block: int = Field(ge=1)
+    bytes_per_block: int = Field(ge=1)  # keys and values of all layers, on the machine that built the engine
+
+
+class Source(_Part):
+    """The checkpoint that was compiled."""
+
+    files: dict[str, str]  # name -> SHA-256
+    quantization: dict[str, Any] | None  # its config's "quantization_config": recipe, provenance, schemes
+
+
+class EngineManifest(_Part):
+    """See docs/engine-format.md."""
+
+    format_version: Literal[1] = FORMAT_VERSION
+    plansmith_version: str
+    target: str
+    library: dict[str, str]  # exact versions that the engine needs
+    precision: Literal["fast", "exact"]
+    compile_properties: dict[str, str]
+    limits: Limits
+    kv_cache: KvCache
+    model: dict[str, Any]  # the Hugging Face config without its quantization
+    weights: dict[str, str]  # changes that the target made to weights, by scheme
+    source: Source
+    files: dict[str, FileEntry]
+
+
+def read_manifest(path: Path) -> EngineManifest:
+    """Read the manifest of the engine directory ``path``. Raises EngineError."""
+    file = path / MANIFEST_NAME
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise EngineError(f"{path}: no {MANIFEST_NAME} found; expected an engine directory made by a build") from None
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{file}: cannot be read as JSON ({error}); build the engine again") from None
+    found = data.get("format_version") if isinstance(data, dict) else None
+    if found != FORMAT_VERSION:
+        raise EngineError(f"{file}: format_version is {found!r}, expected {FORMAT_VERSION}; build the engine again")
+    try:
+        return EngineManifest.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise EngineError(f"{file}: {where}: {first['msg'].lower()}; build the engine again") from None
+
+
+def write_manifest(path: Path, manifest: EngineManifest) -> None:
+    (path / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def check_files(path: Path, manifest: EngineManifest, *, hash_below: int) -> None:
+    """Compare the size of every file, and the content of those smaller than ``hash_below`` bytes, with the manifest."""
+    for name, entry in manifest.files.items():
+        file = path / name
+        if Path(name).name != name or not file.is_file():
+            raise EngineError(f"{path}: {name} is missing, but {MANIFEST_NAME} names it; build the engine again")
+        size = file.stat().st_size
+        if size != entry.bytes:
+            raise EngineError(f"{file}: {size} bytes found, {entry.bytes} expected; build the engine again")
+        if size < hash_below and file_sha256(file) != entry.sha256:
+            raise EngineError(f"{file}: content is not what {MANIFEST_NAME} says (SHA-256); build the engine again")
+
+
+def describe_file(path: Path) -> FileEntry:
+    return FileEntry(bytes=path.stat().st_size, sha256=file_sha256(path))
+
+
+def file_sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,71 @@
+"""The operations that the decoder is written in. A target implements them once and runs every architecture.
+
+``T`` is the target's tensor: a graph node (OpenVINO, TensorRT) or an array (eager). One object of a target stands for
+one step: token ids, positions, block tables and KV pools are its own, so that the decoder names none of them. Weights
+are named as in the Hugging Face checkpoint; nodes of matrix products carry the name of their weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """One layer's attention over its own KV pool."""
+
+    layer: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    sliding_window: int | None  # tokens seen by a query, itself included; None: all
+
+    @property
+    def scale(self) -> float:
+        """Factor of the query-key products."""
+        return float(self.head_dim**-0.5)
+
+
+class NetworkOps(Protocol[T]):
+    """Activations are [num_tokens, features] or [num_tokens, num_heads, head_dim]; dtypes are the target's own."""
+
+    def embedding(self, weight: str) -> T:
+        """Rows of ``weight`` [vocab_size, hidden_size] for the step's token ids: [num_tokens, hidden_size]."""
+        ...
+
+    def linear(self, x: T, weight: str, bias: str | None = None) -> T:
+        """``x @ weight.T + bias`` with ``weight`` [out_features, in_features]: [num_tokens, out_features]."""
+        ...
+
+    def rms_norm(self, x: T, weight: str, eps: float) -> T:
+        """Root-mean-square norm over the last dimension (arXiv 1910.07467), scaled by ``weight``."""
+        ...
+
+    def split_heads(self, x: T, num_heads: int) -> T:
+        """[num_tokens, num_heads * head_dim] to [num_tokens, num_heads, head_dim]."""
+        ...
+
+    def rope(self, x: T) -> T:
+        """Rotate halves of the last dimension by the step's positions: [num_tokens, num_heads, head_dim]."""
+        ...
+
+    def paged_attention(self, q: T, k: T, v: T, attention: AttentionSpec) -> T:
+        """Write k and v to the layer's blocks, then attend causally over all the blocks of each sequence.
+
+        q is [num_tokens, num_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim];
+        returns [num_tokens, num_heads * head_dim].
+        """
+        ...
+
+    def add(self, a: T, b: T) -> T: ...
+
+    def multiply(self, a: T, b: T) -> T: ...
+
+    def silu(self, x: T) -> T: ...
+
+    def gather_logits_rows(self, x: T) -> T:
+        """The rows named by the step's ``logits_indices``: [num_logits, features]."""
+        ...

@@ -1,0 +1,99 @@
+"""The weights a decoder needs, by name and shape, and their reading from a checkpoint with every shape checked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from builder.model_spec import ModelSpec
+from plansmith_errors import BuildError
+
+if TYPE_CHECKING:
+    from quantize import Checkpoint, QuantizedTensor
+
+_COMPANIONS = (".weight_scale", ".weight_zero_point")  # parts of a quantized weight
+_IGNORED = (".rotary_emb.inv_freq",)  # a table that old checkpoints carry; we compute our own
+
+
+def expected_weights(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Name and logical shape of every weight of the decoder, in the order of use."""
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (spec.vocab_size, spec.hidden_size)}
+    for layer in range(spec.num_layers):
+        shapes |= _layer_weights(spec, f"model.layers.{layer}.")
+    shapes["model.norm.weight"] = (spec.hidden_size,)
+    shapes[spec.lm_head_name] = (spec.vocab_size, spec.hidden_size)
+    return shapes
+
+
+def _layer_weights(spec: ModelSpec, prefix: str) -> dict[str, tuple[int, ...]]:
+    hidden, q_size, kv_size = spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    linears = {
+        "self_attn.q_proj": (q_size, hidden, spec.qkv_bias),
+        "self_attn.k_proj": (kv_size, hidden, spec.qkv_bias),
+        "self_attn.v_proj": (kv_size, hidden, spec.qkv_bias),
+        "self_attn.o_proj": (hidden, q_size, spec.o_bias),
+        "mlp.gate_proj": (spec.intermediate_size, hidden, spec.mlp_bias),
+        "mlp.up_proj": (spec.intermediate_size, hidden, spec.mlp_bias),
+        "mlp.down_proj": (hidden, spec.intermediate_size, spec.mlp_bias),
+    }
+    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
+    if spec.qk_norm:
+        norms |= {"self_attn.q_norm": spec.head_dim, "self_attn.k_norm": spec.head_dim}
+    shapes: dict[str, tuple[int, ...]] = {f"{prefix}{name}.weight": (size,) for name, size in norms.items()}
+    for name, (rows, columns, has_bias) in linears.items():
+        shapes[f"{prefix}{name}.weight"] = (rows, columns)
+        if has_bias:
+            shapes[f"{prefix}{name}.bias"] = (rows,)
+    return shapes
+
+
+class WeightSource:
+    """Reads a model's weights from ``checkpoint``.
+
+    Raises BuildError when a weight is missing, has another shape, or is one that the decoder would leave out.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, spec: ModelSpec) -> None:
+        self._checkpoint = checkpoint
+        self.shapes = expected_weights(spec)
+        self.schemes: set[str] = set()  # of the matrices read so far
+        names = set(checkpoint.names())
+        missing = [name for name in self.shapes if name not in names]
+        if missing:
+            raise BuildError(f"{checkpoint.path}: {_some(missing)} missing; a {spec.model_type} model needs it")
+        unused = [name for name in sorted(names - set(self.shapes)) if not _may_be_left(name, spec)]
+        if unused:
+            raise BuildError(
+                f"{checkpoint.path}: a {spec.model_type} model has no {_some(unused)}; config and weights disagree"
+            )
+
+    def matrix(self, name: str) -> QuantizedTensor:
+        """An embedding or linear weight, [out_features, in_features], as it is stored."""
+        from quantize import load_weight
+
+        weight = load_weight(self._checkpoint, name)
+        self._check_shape(name, tuple(weight.shape))
+        self.schemes.add(weight.scheme)
+        return weight
+
+    def vector(self, name: str) -> npt.NDArray[np.float32]:
+        """A norm weight or bias, [features]."""
+        values = self._checkpoint.load_float32(name)
+        self._check_shape(name, values.shape)
+        return values
+
+    def _check_shape(self, name: str, found: tuple[int, ...]) -> None:
+        if found != self.shapes[name]:
+            raise BuildError(
+                f"{self._checkpoint.path}: {name} has shape {found}; config.json makes it {self.shapes[name]}"
+            )
+
+
+def _may_be_left(name: str, spec: ModelSpec) -> bool:
+    return name.endswith(_COMPANIONS + _IGNORED) or (spec.tie_word_embeddings and name == "lm_head.weight")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,1 @@
+"""What the decoder is compiled for, one package per target."""

@@ -1,0 +1,1 @@
+"""The CPU target: OpenVINO's operations and its PagedAttention kernel."""

@@ -1,0 +1,55 @@
+"""Compile a checkpoint for the CPU: OpenVINO's IR with quantized weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from builder.manifest import KvCache
+from builder.model_spec import ModelSpec
+from builder.network import decoder
+from builder.network.weights import WeightSource
+from builder.targets.cpu.attention import TOKENS_PER_BLOCK
+from builder.targets.cpu.compiled import MODEL_XML, bytes_per_block, compile_engine
+from builder.targets.cpu.constants import stored_as
+from builder.targets.cpu.ops import OpenVinoOps
+from builder.targets.cpu.settings import compile_properties
+
+if TYPE_CHECKING:
+    from builder.options import BuildOptions
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    kv_cache: KvCache
+    weights: dict[str, str]  # scheme of the checkpoint -> how this target stores it
+
+
+def build(
+    spec: ModelSpec,
+    weights: WeightSource,
+    output: Path,
+    options: BuildOptions,
+    max_seq_len: int,
+    on_weight: Callable[[str], None],
+) -> BuiltModel:
+    """Write ``model.xml`` and ``model.bin`` to ``output``, then compile them once to prove that they compile."""
+    import openvino
+
+    exact = options.precision == "exact"
+    ops = OpenVinoOps(spec, weights, max_seq_len=max_seq_len, keep_float32=exact, on_weight=on_weight)
+    logits = decoder(ops, spec)
+    logits.output(0).get_tensor().set_names({"logits"})
+    model = openvino.Model([logits.output(0)], ops.parameters.all(), spec.model_type)
+    openvino.save_model(model, output / MODEL_XML, compress_to_fp16=False)
+    del model, logits, ops  # free the weights before they are loaded again
+    properties = compile_properties(options.precision)
+    compiled = compile_engine(output, spec, properties)
+    kv_cache = KvCache(
+        dtype=properties["KV_CACHE_PRECISION"],
+        tokens_per_block=TOKENS_PER_BLOCK,
+        bytes_per_block=bytes_per_block(compiled),
+    )
+    return BuiltModel(kv_cache, {scheme: stored_as(scheme, exact) for scheme in sorted(weights.schemes)})

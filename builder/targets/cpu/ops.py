@@ -1,0 +1,132 @@
+"""NetworkOps as OpenVINO graph nodes.
+
+Every token is a batch row of length one: activations are [num_tokens, 1, features] and heads
+[num_tokens, num_heads, 1, head_dim], the shapes in which the plugin's RMSNorm and RoPE fusions find their patterns.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from builder.model_spec import ModelSpec
+from builder.network.ops import AttentionSpec
+from builder.network.weights import WeightSource
+from builder.rope import rope_frequencies
+from builder.targets.cpu.attention import StepParameters, paged_attention_node
+from builder.targets.cpu.constants import named, weight_node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from openvino import Node
+
+
+class OpenVinoOps:
+    """Implements NetworkOps[openvino.Node]. ``on_weight`` is told the name of each weight that is added."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: WeightSource,
+        *,
+        max_seq_len: int,
+        keep_float32: bool,
+        on_weight: Callable[[str], None],
+    ) -> None:
+        self.parameters = StepParameters()
+        self._spec = spec
+        self._weights = weights
+        self._max_seq_len = max_seq_len
+        self._keep_float32 = keep_float32
+        self._on_weight = on_weight
+        self._matrices: dict[str, Node] = {}
+
+    def embedding(self, weight: str) -> Node:
+        from openvino import opset15 as op
+
+        ids = op.unsqueeze(op.convert(self.parameters.input_ids, "i32"), _i64([1]))
+        return op.gather(self._matrix(weight), ids, np.int32(0))
+
+    def linear(self, x: Node, weight: str, bias: str | None = None) -> Node:
+        from openvino import opset15 as op
+
+        product = op.matmul(x, self._matrix(weight), False, True)
+        product.set_friendly_name(weight)
+        return product if bias is None else op.add(product, self._vector(bias))
+
+    def rms_norm(self, x: Node, weight: str, eps: float) -> Node:
+        from openvino import opset15 as op
+
+        variance = op.reduce_mean(op.power(x, np.float32(2)), _i64([-1]), True)
+        inverse = op.divide(np.float32(1), op.sqrt(op.add(variance, np.float32(eps))))
+        return op.multiply(op.multiply(x, inverse), self._vector(weight))
+
+    def split_heads(self, x: Node, num_heads: int) -> Node:
+        from openvino import opset15 as op
+
+        heads = op.reshape(x, _i64([0, 0, num_heads, self._spec.head_dim]), True)
+        return op.transpose(heads, _i64([0, 2, 1, 3]))
+
+    def rope(self, x: Node) -> Node:
+        from openvino import opset15 as op
+
+        half, end = self._spec.head_dim // 2, 2**63 - 1
+        upper = op.slice(x, _i64([half]), _i64([end]), _i64([1]), _i64([3]))
+        lower = op.slice(x, _i64([0]), _i64([half]), _i64([1]), _i64([3]))
+        rotated = op.concat([op.multiply(upper, np.float32(-1)), lower], -1)
+        cos, sin = self._cos_sin
+        return op.add(op.multiply(x, cos), op.multiply(rotated, sin))
+
+    def paged_attention(self, q: Node, k: Node, v: Node, attention: AttentionSpec) -> Node:
+        return paged_attention_node(self.parameters, q, k, v, attention)
+
+    def add(self, a: Node, b: Node) -> Node:
+        from openvino import opset15 as op
+
+        return op.add(a, b)
+
+    def multiply(self, a: Node, b: Node) -> Node:
+        from openvino import opset15 as op
+
+        return op.multiply(a, b)
+
+    def silu(self, x: Node) -> Node:
+        from openvino import opset15 as op
+
+        return op.swish(x)
+
+    def gather_logits_rows(self, x: Node) -> Node:
+        from openvino import opset15 as op
+
+        return op.gather(x, self.parameters.logits_indices, np.int64(0))
+
+    @cached_property
+    def _cos_sin(self) -> tuple[Node, Node]:
+        """Cosines and sines [num_tokens, 1, 1, head_dim] of the step's positions, shared by all layers."""
+        from openvino import opset15 as op
+
+        inverse, factor = rope_frequencies(self._spec.rope, self._spec.head_dim, self._max_seq_len)
+        positions = op.convert(op.unsqueeze(self.parameters.position_ids, _i64([1, 2])), "f32")
+        angles = op.matmul(positions, named(inverse.reshape(1, 1, -1), "rope.inverse_frequencies"), False, False)
+        angles = op.unsqueeze(op.concat([angles, angles], -1), _i64([1]))
+        cos, sin = op.cos(angles), op.sin(angles)
+        if factor == 1.0:
+            return cos, sin
+        return op.multiply(cos, np.float32(factor)), op.multiply(sin, np.float32(factor))
+
+    def _matrix(self, name: str) -> Node:
+        # One constant for a tied embedding and lm_head.
+        if name not in self._matrices:
+            self._on_weight(name)
+            self._matrices[name] = weight_node(self._weights.matrix(name), name, keep_float32=self._keep_float32)
+        return self._matrices[name]
+
+    def _vector(self, name: str) -> Node:
+        return named(self._weights.vector(name).reshape(1, 1, -1), name)
+
+
+def _i64(values: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array(values, np.int64)

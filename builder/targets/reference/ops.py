@@ -1,0 +1,104 @@
+"""NetworkOps as eager torch operations in float32, over a plain paged KV cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from builder.model_spec import ModelSpec
+from builder.network.ops import AttentionSpec
+from builder.network.weights import WeightSource
+from builder.rope import rope_frequencies
+from builder.targets.reference.batch import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class TorchOps:
+    """Implements NetworkOps[torch.Tensor]. ``batch`` is set before each step."""
+
+    batch: Batch
+
+    def __init__(self, spec: ModelSpec, weights: WeightSource, *, num_slots: int, max_seq_len: int) -> None:
+        import torch
+
+        self._spec = spec
+        self._weights = {name: torch.from_numpy(_float32(weights, name)) for name in weights.shapes}
+        inverse, self._rope_factor = rope_frequencies(spec.rope, spec.head_dim, max_seq_len)
+        self._inverse_frequencies = torch.from_numpy(inverse)
+        # A slot is one token's place: block number * tokens_per_block + offset.
+        shape = (spec.num_layers, num_slots, spec.num_kv_heads, spec.head_dim)
+        self._keys, self._values = torch.zeros(shape), torch.zeros(shape)
+
+    def embedding(self, weight: str) -> Tensor:
+        return self._weights[weight][self.batch.input_ids]
+
+    def linear(self, x: Tensor, weight: str, bias: str | None = None) -> Tensor:
+        from torch.nn import functional
+
+        return functional.linear(x, self._weights[weight], None if bias is None else self._weights[bias])
+
+    def rms_norm(self, x: Tensor, weight: str, eps: float) -> Tensor:
+        import torch
+
+        inverse = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+        return x * inverse * self._weights[weight]
+
+    def split_heads(self, x: Tensor, num_heads: int) -> Tensor:
+        return x.reshape(x.shape[0], num_heads, -1)
+
+    def rope(self, x: Tensor) -> Tensor:
+        import torch
+
+        angles = torch.outer(self.batch.position_ids.float(), self._inverse_frequencies).repeat(1, 2)[:, None]
+        lower, upper = x.chunk(2, dim=-1)
+        rotated = torch.cat([-upper, lower], dim=-1)
+        return (x * angles.cos() + rotated * angles.sin()) * self._rope_factor
+
+    def paged_attention(self, q: Tensor, k: Tensor, v: Tensor, attention: AttentionSpec) -> Tensor:
+        import torch
+
+        keys, values = self._keys[attention.layer], self._values[attention.layer]
+        keys[self.batch.new_slots] = k
+        values[self.batch.new_slots] = v
+        outputs = [
+            _attend(q[sequence.queries], keys[sequence.slots], values[sequence.slots], sequence.past_len, attention)
+            for sequence in self.batch.sequences
+        ]
+        return torch.cat(outputs)
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        return a + b
+
+    def multiply(self, a: Tensor, b: Tensor) -> Tensor:
+        return a * b
+
+    def silu(self, x: Tensor) -> Tensor:
+        from torch.nn import functional
+
+        return functional.silu(x)
+
+    def gather_logits_rows(self, x: Tensor) -> Tensor:
+        return x[self.batch.logits_indices]
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, past_len: int, attention: AttentionSpec) -> Tensor:
+    """Softmax attention of one sequence: q [new, num_heads, head_dim], k and v [past + new, num_kv_heads, head_dim]."""
+    import torch
+
+    group = attention.num_heads // attention.num_kv_heads
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) * attention.scale
+    distance = (past_len + torch.arange(len(q)))[:, None] - torch.arange(len(k))
+    hidden = distance < 0
+    if attention.sliding_window is not None:
+        hidden |= distance >= attention.sliding_window
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
+
+
+def _float32(weights: WeightSource, name: str) -> object:
+    import numpy as np
+
+    values = weights.vector(name) if len(weights.shapes[name]) == 1 else weights.matrix(name).dequantize()
+    return np.array(values, np.float32, order="C")  # a copy: a memory map is not writable, and torch warns of that
