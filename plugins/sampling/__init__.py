@@ -1,0 +1,1 @@
+"""From logits to token ids, for a whole batch at once."""
