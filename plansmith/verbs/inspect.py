@@ -1,0 +1,80 @@
+"""``plansmith inspect``: what is this?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from plansmith.console import Console, human_bytes
+from plansmith.options import current_options, global_options
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@global_options
+def command(path: Path) -> None:
+    """Say what PATH is: a build file, a checkpoint, an engine or a model repository."""
+    data = _describe(path)
+    text = "\n".join(f"{key}: {_short(value)}" for key, value in data.items())
+    Console.current().result(data, text)
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    if path.suffix in (".yaml", ".yml"):
+        return _build_file(path)
+    if (path / "engine.json").is_file():
+        return _engine(path)
+    if path.is_dir() and any(path.glob("*/config.pbtxt")):
+        return _repository(path)
+    return _checkpoint(path)
+
+
+def _build_file(path: Path) -> dict[str, Any]:
+    from plansmith.config import load_build_file
+
+    return {"kind": "build file", **load_build_file(path, current_options().settings).model_dump(mode="json")}
+
+
+def _engine(path: Path) -> dict[str, Any]:
+    from builder import read_manifest
+
+    return {"kind": "engine", **read_manifest(path).model_dump(mode="json")}
+
+
+def _repository(path: Path) -> dict[str, Any]:
+    from triton_repo import check_repository
+
+    repository = check_repository(path)
+    return {
+        "kind": "model repository",
+        "model_name": repository.model_name,
+        "plansmith_version": repository.plansmith_version,
+        "engine": _engine(repository.engine),
+    }
+
+
+def _checkpoint(path: Path) -> dict[str, Any]:
+    from quantize import open_checkpoint
+
+    checkpoint = open_checkpoint(path)
+    tensors = [{"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.nbytes} for t in checkpoint]
+    quantization = checkpoint.config.get("quantization_config")
+    return {
+        "kind": "checkpoint" if quantization is None else "quantized checkpoint",
+        "origin": checkpoint.origin,
+        "architecture": checkpoint.config.get("model_type"),
+        "num_tensors": len(tensors),
+        "size": human_bytes(sum(tensor["bytes"] for tensor in tensors)),
+        "has_chat_template": checkpoint.chat_template is not None,
+        "quantization": quantization,
+        "tensors": tensors,
+    }
+
+
+def _short(value: Any, longest: int = 160) -> str:
+    """One line for a reader; --output json has everything."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= longest else f"{text[:longest]}... (all of it with --output json)"
