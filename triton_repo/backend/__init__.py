@@ -1,0 +1,1 @@
+"""The Python backend model of a repository: a thin stub inside Triton, and the engine in a child process of it."""

@@ -1,0 +1,1 @@
+"""Finding, starting, watching and stopping a Triton server."""
