@@ -1,0 +1,45 @@
+"""Checkpoint readers, recipes, quantization and the neutral quantized checkpoint.
+
+The names below are loaded when they are first used: NumPy and pydantic are not imported for those who need neither.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quantize.checkpoint import Checkpoint, TensorInfo, open_checkpoint
+    from quantize.pipeline import quantize_checkpoint
+    from quantize.quantized_tensor import QuantizedTensor, load_weight
+    from quantize.recipe import Recipe, list_recipes, load_recipe
+    from quantize.report import QuantizeReport, TensorReport
+
+__all__ = [
+    "Checkpoint",
+    "QuantizeReport",
+    "QuantizedTensor",
+    "Recipe",
+    "TensorInfo",
+    "TensorReport",
+    "list_recipes",
+    "load_recipe",
+    "load_weight",
+    "open_checkpoint",
+    "quantize_checkpoint",
+]
+
+_MODULES = {
+    "quantize.checkpoint": ("Checkpoint", "TensorInfo", "open_checkpoint"),
+    "quantize.pipeline": ("quantize_checkpoint",),
+    "quantize.quantized_tensor": ("QuantizedTensor", "load_weight"),
+    "quantize.recipe": ("Recipe", "list_recipes", "load_recipe"),
+    "quantize.report": ("QuantizeReport", "TensorReport"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'quantize' has no attribute {name!r}")
+    return getattr(import_module(_MODULE_OF[name]), name)

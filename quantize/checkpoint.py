@@ -46,12 +46,15 @@ class Checkpoint(ABC):
         """Raises CheckpointError when there is no such tensor."""
 
     @abstractmethod
-    def load(self, name: str) -> npt.NDArray[Any]:
-        """The whole tensor: a read-only view of the mapped file where possible; of a GGUF file, float32."""
+    def load_dtype(self, name: str) -> np.dtype[Any]:
+        """The element type that ``load`` gives."""
 
     @abstractmethod
-    def load_rows_float32(self, name: str, begin: int, end: int) -> npt.NDArray[np.float32]:
-        """Rows ``begin:end`` of the first axis, in float32: how large tensors are read in bounded memory."""
+    def load_rows(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
+        """Rows ``begin:end`` of the first axis: how a large tensor is read in bounded memory.
+
+        A read-only view of the mapped file where possible; of a GGUF file, dequantized to float32.
+        """
 
     @abstractmethod
     def source_files(self) -> list[Path]:
@@ -61,11 +64,14 @@ class Checkpoint(ABC):
     def side_files(self) -> dict[str, bytes]:
         """Tokenizer, generation config, chat template and licenses, by file name; of a GGUF file, converted."""
 
-    def load_float32(self, name: str) -> npt.NDArray[np.float32]:
+    def load(self, name: str) -> npt.NDArray[Any]:
+        """The whole tensor, as ``load_rows`` gives it."""
         shape = self.info(name).shape
-        if not shape:
-            return np.asarray(self.load(name), np.float32)
-        return self.load_rows_float32(name, 0, shape[0])
+        return self.load_rows(name, 0, shape[0] if shape else 1)
+
+    def load_float32(self, name: str) -> npt.NDArray[np.float32]:
+        """The whole tensor in float32."""
+        return self.load(name).astype(np.float32, copy=False)
 
     @property
     def chat_template(self) -> str | None:
@@ -106,7 +112,9 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     if path.suffix in _PICKLE_SUFFIXES:
         raise pickle_refused(path)
     if path.suffix == ".safetensors":
-        raise CheckpointError(f"{path}: is one file of a checkpoint; give the directory, which holds config.json as well")
+        raise CheckpointError(
+            f"{path}: is one file of a checkpoint; give the directory, which holds config.json as well"
+        )
     from quantize.gguf_checkpoint import GgufCheckpoint
 
     return GgufCheckpoint(path)

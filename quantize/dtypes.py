@@ -28,4 +28,4 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
 }
 SAFETENSORS_TAGS: dict[np.dtype[Any], str] = {dtype: tag for tag, dtype in NUMPY_DTYPES.items()}
-SOURCE_FLOATS = {"float64", "float32", "float16", "bfloat16"}  # the names of types that can be quantized
+SOURCE_FLOATS = ("bfloat16", "float16", "float32", "float64")  # the names of types that can be quantized

@@ -1,6 +1,6 @@
 """float32 to float8 e4m3 (OCP 8-bit Floating Point Specification, the variant without infinities), by its bits.
 
-About ten vectorised passes, where the scalar cast of ml_dtypes takes ten times as long. Exact: one rounding, to nearest, ties to even.
+Ten vectorised passes, where the cast of ml_dtypes is a scalar loop. Exact: one rounding, to nearest, ties to even.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def cast_e4m3(values: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
     bits = values.view(np.uint32)
     magnitude = np.minimum(np.abs(values), np.float32(E4M3_MAX))
     rounded = magnitude.view(np.uint32)
-    # Round the 23 bits of mantissa to 3: half a unit, less one unless the kept part is odd. A carry raises the exponent.
+    # Round the 23 bits of mantissa to 3: half a unit, less one where the kept part is even. A carry is fine.
     codes = ((rounded + (np.uint32(0x7FFFF) + ((rounded >> 20) & np.uint32(1)))) >> 20) - np.uint32(_REBIAS)
     subnormal = (magnitude + _SUBNORMAL_MAGIC).view(np.uint32) - _SUBNORMAL_MAGIC.view(np.uint32)
     np.copyto(codes, subnormal, where=rounded < _SMALLEST_NORMAL_BITS)

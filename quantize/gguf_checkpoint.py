@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +43,9 @@ class GgufCheckpoint(Checkpoint):
         self._file = GgufFile(path)
         self.architecture = self._file.require("general.architecture", str)
         if self.architecture not in ARCHITECTURES:
-            raise CheckpointError(f"{path}: architecture {self.architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+            raise CheckpointError(
+                f"{path}: architecture {self.architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
+            )
         self._ggml_names = self._map_names()
         self.config = convert_config(self._file, self.architecture, self._find_tied())
         self._check_shapes()
@@ -58,10 +61,11 @@ class GgufCheckpoint(Checkpoint):
         tensor = self._file.tensors[self._ggml_name(name)]
         return TensorInfo(name, tensor.type_name, tensor.shape, tensor.nbytes)
 
-    def load(self, name: str) -> npt.NDArray[np.float32]:
-        return self.load_float32(name)
+    def load_dtype(self, name: str) -> np.dtype[Any]:
+        self._ggml_name(name)
+        return np.dtype(np.float32)
 
-    def load_rows_float32(self, name: str, begin: int, end: int) -> npt.NDArray[np.float32]:
+    def load_rows(self, name: str, begin: int, end: int) -> npt.NDArray[np.float32]:
         from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
 
@@ -104,8 +108,12 @@ class GgufCheckpoint(Checkpoint):
             return _TOP_NAMES[ggml_name]
         match = re.fullmatch(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)", ggml_name)
         if match is None or match[2] not in _LAYER_NAMES or (match[3] == "bias" and not self._has_bias(match[2])):
-            kind = "a mixture of experts" if "exp" in ggml_name or "ffn_gate_inp" in ggml_name else "a tensor unknown here"
-            raise CheckpointError(f"{self.path}: {ggml_name!r} belongs to {kind}; supported are dense {' and '.join(ARCHITECTURES)} models")
+            kind = (
+                "a mixture of experts" if "exp" in ggml_name or "ffn_gate_inp" in ggml_name else "a tensor unknown here"
+            )
+            raise CheckpointError(
+                f"{self.path}: {ggml_name!r} belongs to {kind}; supported are dense {' and '.join(ARCHITECTURES)}"
+            )
         return f"model.layers.{int(match[1])}.{_LAYER_NAMES[match[2]]}.{match[3]}"
 
     def _has_bias(self, part: str) -> bool:
@@ -114,7 +122,9 @@ class GgufCheckpoint(Checkpoint):
     def _expected_names(self) -> list[str]:
         num_layers = self._file.require(f"{self.architecture}.block_count", int)
         if num_layers > len(self._file.tensors):
-            raise CheckpointError(f"{self.path}: block_count is {num_layers}, but the file has {len(self._file.tensors)} tensors")
+            raise CheckpointError(
+                f"{self.path}: block_count is {num_layers}, but the file has {len(self._file.tensors)} tensors"
+            )
         parts = [f"{name}.weight" for name in _LAYER_NAMES.values()]
         parts += [f"{_LAYER_NAMES[part]}.bias" for part in _LAYER_NAMES if self._has_bias(part)]
         layers = [f"model.layers.{layer}.{part}" for layer in range(num_layers) for part in parts]
@@ -129,7 +139,9 @@ class GgufCheckpoint(Checkpoint):
         try:
             dequantize(np.zeros((1, GGML_QUANT_SIZES[ggml_type][1]), np.uint8), ggml_type)
         except NotImplementedError:
-            raise CheckpointError(f"{self.path}: tensor {ggml_name!r} is {tensor.type_name}, which cannot be dequantized") from None
+            raise CheckpointError(
+                f"{self.path}: tensor {ggml_name!r} is {tensor.type_name}, which cannot be dequantized"
+            ) from None
 
     def _find_tied(self) -> bool:
         if "lm_head.weight" not in self._ggml_names:
@@ -165,7 +177,9 @@ class GgufCheckpoint(Checkpoint):
             *_, module, kind = tensor.name.split(".")
             shape = expected[module] if kind == "weight" else expected[module][:1]
             if tensor.shape != shape:
-                raise CheckpointError(f"{self.path}: {tensor.name!r} has shape {list(tensor.shape)}, the metadata says {list(shape)}")
+                raise CheckpointError(
+                    f"{self.path}: {tensor.name!r} has shape {list(tensor.shape)}, the metadata says {list(shape)}"
+                )
 
     def _row_order(self, name: str) -> npt.NDArray[np.intp] | None:
         """Which stored row each Hugging Face row is: llama.cpp interleaves the two halves of a head for `llama`."""

@@ -136,7 +136,9 @@ def _rope_scaling(file: GgufFile, prefix: str, head_dim: int) -> dict[str, Any] 
     factor = file.get(scaling + "factor", float) or file.get(prefix + "rope.scale_linear", float) or 1.0
     if ROPE_FREQS in file.tensors:
         if kind not in (None, "none") and factor != 1.0:
-            raise CheckpointError(f"{file.path}: has both {ROPE_FREQS} and {scaling}type {kind!r}; expected one of them")
+            raise CheckpointError(
+                f"{file.path}: has both {ROPE_FREQS} and {scaling}type {kind!r}; expected one of them"
+            )
         return _llama3_scaling(file, prefix, head_dim)
     if kind == "none" or (kind is None and factor == 1.0):
         return None

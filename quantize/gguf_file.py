@@ -1,7 +1,7 @@
 """One GGUF file (version 2 or 3, little endian): metadata and tensor directory, checked against the file's size.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The ``gguf`` package's own reader builds one array per
-string (seconds for a large vocabulary) and trusts lengths; this one reads the header in one pass and trusts nothing.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The ``gguf`` package's own reader builds an array per
+string (seconds for a large vocabulary) and trusts every length; this one checks each against the file before use.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ class GgufFile:
         if value is None:
             return None
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise CheckpointError(f"{self.path}: metadata key {key!r} is {type(value).__name__}, expected {kind.__name__}")
+            raise CheckpointError(
+                f"{self.path}: metadata key {key!r} is {type(value).__name__}, expected {kind.__name__}"
+            )
         return value
 
 
@@ -130,7 +132,9 @@ class _Cursor:
 
     def _scalar_code(self, kind: int) -> str:
         if kind not in _SCALARS:
-            raise CheckpointError(f"{self.path}: value type {kind} before byte {self.position} is none of GGUF's; the file is damaged")
+            raise CheckpointError(
+                f"{self.path}: value type {kind} before byte {self.position} is none of GGUF's; the file is damaged"
+            )
         return _SCALARS[kind]
 
 
@@ -159,12 +163,16 @@ def _read_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     """Name, shape, ggml type and offset of a tensor."""
     name, num_dims = cursor.string(), cursor.number("I")
     if num_dims > _MAX_DIMS:
-        raise CheckpointError(f"{cursor.path}: tensor {name!r} has {num_dims} dimensions, at most {_MAX_DIMS} are allowed")
+        raise CheckpointError(
+            f"{cursor.path}: tensor {name!r} has {num_dims} dimensions, at most {_MAX_DIMS} are allowed"
+        )
     shape = tuple(cursor.number("Q") for _ in range(num_dims))
     return name, shape[::-1], cursor.number("I"), cursor.number("Q")
 
 
-def _place_tensors(cursor: _Cursor, entries: list[tuple[str, tuple[int, ...], int, int]], data_begin: int) -> dict[str, GgufTensor]:
+def _place_tensors(
+    cursor: _Cursor, entries: list[tuple[str, tuple[int, ...], int, int]], data_begin: int
+) -> dict[str, GgufTensor]:
     tensors: dict[str, GgufTensor] = {}
     for name, shape, type_id, offset in entries:
         if name in tensors:
@@ -172,12 +180,18 @@ def _place_tensors(cursor: _Cursor, entries: list[tuple[str, tuple[int, ...], in
         type_name, block, block_bytes = _block_layout(cursor.path, name, type_id)
         row = shape[-1] if shape else 1
         if row % block:
-            raise CheckpointError(f"{cursor.path}: rows of tensor {name!r} have {row} values, not a multiple of {type_name}'s {block}")
+            raise CheckpointError(
+                f"{cursor.path}: rows of tensor {name!r} have {row} values, not a multiple of {type_name}'s {block}"
+            )
         row_bytes = row // block * block_bytes
-        tensors[name] = GgufTensor(type_name, type_id, shape, row_bytes, data_begin + offset, prod(shape[:-1]) * row_bytes)
+        tensors[name] = GgufTensor(
+            type_name, type_id, shape, row_bytes, data_begin + offset, prod(shape[:-1]) * row_bytes
+        )
         end = data_begin + offset + tensors[name].nbytes
         if end > len(cursor._data):
-            raise CheckpointError(f"{cursor.path}: truncated: tensor {name!r} ends at byte {end}, the file at {len(cursor._data)}")
+            raise CheckpointError(
+                f"{cursor.path}: truncated: tensor {name!r} ends at byte {end}, the file at {len(cursor._data)}"
+            )
     return tensors
 
 

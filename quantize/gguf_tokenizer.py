@@ -79,11 +79,15 @@ def convert_tokenizer(file: GgufFile) -> dict[str, bytes]:
 def _read_vocabulary(file: GgufFile) -> _Vocabulary:
     model = file.require("tokenizer.ggml.model", str)
     if model not in ("gpt2", "llama"):
-        raise CheckpointError(f"{file.path}: tokenizer.ggml.model is {model!r}; supported: gpt2 (BPE), llama (SentencePiece)")
+        raise CheckpointError(
+            f"{file.path}: tokenizer.ggml.model is {model!r}; supported: gpt2 (BPE), llama (SentencePiece)"
+        )
     pre = file.get("tokenizer.ggml.pre", str) or "default"
     pre = _ALIASES.get(pre, pre)
     if model == "gpt2" and pre not in _SPLITS:
-        raise CheckpointError(f"{file.path}: tokenizer.ggml.pre is {pre!r}; supported: {', '.join([*_SPLITS, *_ALIASES])}")
+        raise CheckpointError(
+            f"{file.path}: tokenizer.ggml.pre is {pre!r}; supported: {', '.join([*_SPLITS, *_ALIASES])}"
+        )
     tokens = _list_of(file, "tokenizer.ggml.tokens", str)
     types = _list_of(file, "tokenizer.ggml.token_type", int, default=[_NORMAL] * len(tokens))
     if len(types) != len(tokens):
@@ -100,7 +104,9 @@ def _build_bpe(vocabulary: _Vocabulary) -> Tokenizer:
     ids = vocabulary.ids
     for merge in merges:
         if len(merge) != 2 or not {merge[0], merge[1], merge[0] + merge[1]} <= ids.keys():
-            raise CheckpointError(f"{vocabulary.file.path}: the merge {' '.join(merge)!r} is not of tokens of the vocabulary")
+            raise CheckpointError(
+                f"{vocabulary.file.path}: the merge {' '.join(merge)!r} is not of tokens of the vocabulary"
+            )
     # Unused entries only pad the embedding matrix; no text may produce them.
     used = {token: index for token, index in ids.items() if vocabulary.types[index] != _UNUSED}
     tokenizer = Tokenizer(models.BPE(vocab=used, merges=merges, ignore_merges=vocabulary.pre == "llama-bpe"))
@@ -108,7 +114,10 @@ def _build_bpe(vocabulary: _Vocabulary) -> Tokenizer:
         tokenizer.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in _SPLITS[vocabulary.pre]]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=vocabulary.flag("add_space_prefix", False), use_regex=False)]
+        [
+            *splits,
+            pre_tokenizers.ByteLevel(add_prefix_space=vocabulary.flag("add_space_prefix", False), use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     _add_tokens(tokenizer, vocabulary, (_CONTROL,))
@@ -122,13 +131,17 @@ def _build_spm(vocabulary: _Vocabulary) -> Tokenizer:
         raise CheckpointError(f"{vocabulary.file.path}: tokenizer.ggml.remove_extra_whitespaces is not supported")
     unknown = vocabulary.special("unknown") or "<unk>"
     tokenizer = Tokenizer(
-        models.BPE(vocab=vocabulary.ids, merges=_spm_merges(vocabulary), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+        models.BPE(
+            vocab=vocabulary.ids, merges=_spm_merges(vocabulary), unk_token=unknown, fuse_unk=True, byte_fallback=True
+        )
     )
     has_prefix = vocabulary.flag("add_space_prefix", True)
     prefix = [normalizers.Prepend("▁")] if has_prefix else []
     tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
     strip = [decoders.Strip(" ", 1, 0)] if has_prefix else []
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
     _add_tokens(tokenizer, vocabulary, (_UNKNOWN, _CONTROL))
     return tokenizer
 
@@ -175,7 +188,9 @@ def _post_processor(vocabulary: _Vocabulary) -> Any:
 def _check_ids(vocabulary: _Vocabulary, tokenizer: Tokenizer) -> None:
     for index, token in enumerate(vocabulary.tokens):
         if vocabulary.types[index] != _UNUSED and tokenizer.token_to_id(token) != index:
-            raise CheckpointError(f"{vocabulary.file.path}: token {token!r} (id {index}) cannot keep its id in tokenizer.json")
+            raise CheckpointError(
+                f"{vocabulary.file.path}: token {token!r} (id {index}) cannot keep its id in tokenizer.json"
+            )
 
 
 def _tokenizer_config(vocabulary: _Vocabulary) -> bytes:

@@ -27,7 +27,9 @@ class QuantizedTensor:
     scheme: SchemeName
     shape: tuple[int, ...]  # logical: [out, in]; a kept vector: [n]
     values: npt.NDArray[Any]  # int4: uint8 [out, in / 2]; int8 or float8_e4m3fn [out, in]; none: floats of ``shape``
-    scales: npt.NDArray[Any] | None = None  # int4: float16 or float32 [out, in / group_size]; int8, fp8: float32 [out, 1]
+    scales: npt.NDArray[Any] | None = (
+        None  # int4: float16 or float32 [out, in / group_size]; int8, fp8: float32 [out, 1]
+    )
     zero_points: npt.NDArray[np.uint8] | None = None  # int4 asymmetric: [out, in / group_size], 0..15
     group_size: int | None = None  # int4
 
@@ -65,52 +67,67 @@ def load_weight(checkpoint: Checkpoint, name: str) -> QuantizedTensor:
 
     Raises CheckpointError when a tensor of a quantized checkpoint is missing or does not fit its description.
     """
-    method = checkpoint.config.get("quantization_config") or {}
-    if method and method.get("quant_method") != QUANT_METHOD:
-        raise CheckpointError(
-            f"{checkpoint.path}: is quantized by {method.get('quant_method')!r}; expected {QUANT_METHOD!r} or an original model"
-        )
-    if method and method.get("format_version") != FORMAT_VERSION:
-        raise CheckpointError(
-            f"{checkpoint.path}: is a quantized checkpoint of format {method.get('format_version')!r}, expected {FORMAT_VERSION}"
-        )
-    entry = (method.get("tensors") or {}).get(name)
+    entry = _entry_of(checkpoint, name)
+    scheme = entry.get("scheme", "none")
     values = checkpoint.load(name)
-    if entry is None or entry.get("scheme") == "none":
-        return _kept(checkpoint, name, values)
-    return _quantized(checkpoint, name, values, entry)
-
-
-def _kept(checkpoint: Checkpoint, name: str, values: npt.NDArray[Any]) -> QuantizedTensor:
-    if values.dtype.name not in SOURCE_FLOATS:
-        raise CheckpointError(f"{checkpoint.path}: tensor {name!r} is {values.dtype.name}, expected one of {', '.join(sorted(SOURCE_FLOATS))}")
-    return QuantizedTensor("none", values.shape, values)
-
-
-def _quantized(checkpoint: Checkpoint, name: str, values: npt.NDArray[Any], entry: dict[str, Any]) -> QuantizedTensor:
-    """Put a weight together, checking every array: the file comes from outside."""
-    scheme, group_size = entry.get("scheme"), entry.get("group_size")
-    stored = {"int4": "uint8", "int8": "int8", "fp8": "float8_e4m3fn"}.get(str(scheme))
-    if stored is None or (scheme == "int4" and group_size not in GROUP_SIZES):
-        raise CheckpointError(f"{checkpoint.path}: tensor {name!r} has the unknown scheme {scheme!r} with group size {group_size!r}")
+    if scheme == "none":
+        _expect(checkpoint, name, values, values.shape, SOURCE_FLOATS)
+        return QuantizedTensor("none", values.shape, values)
     if values.ndim != 2:
         raise CheckpointError(f"{checkpoint.path}: tensor {name!r} has shape {list(values.shape)}, expected a matrix")
-    _expect(checkpoint, name, values, values.shape, (stored,))
-    rows, columns = values.shape[0], values.shape[1] * (2 if scheme == "int4" else 1)
-    num_groups = columns // group_size if scheme == "int4" else 1
-    if scheme == "int4" and columns % group_size:
-        raise CheckpointError(f"{checkpoint.path}: tensor {name!r} has {columns} columns, not a multiple of its group size {group_size}")
+    if scheme == "int4":
+        return _load_int4(checkpoint, name, values, entry)
+    if scheme not in ("int8", "fp8"):
+        raise CheckpointError(f"{checkpoint.path}: tensor {name!r} has the unknown scheme {scheme!r}")
+    _expect(checkpoint, name, values, values.shape, ("int8" if scheme == "int8" else "float8_e4m3fn",))
     scales = checkpoint.load(f"{name}_scale")
-    _expect(checkpoint, f"{name}_scale", scales, (rows, num_groups), ("float16", "float32") if scheme == "int4" else ("float32",))
-    zeros = None
-    if scheme == "int4" and not entry.get("symmetric"):
+    _expect(checkpoint, f"{name}_scale", scales, (values.shape[0], 1), ("float32",))
+    return QuantizedTensor(scheme, values.shape, values, scales)
+
+
+def _load_int4(checkpoint: Checkpoint, name: str, values: npt.NDArray[Any], entry: dict[str, Any]) -> QuantizedTensor:
+    group_size = entry.get("group_size")
+    rows, columns = values.shape[0], values.shape[1] * 2
+    if group_size not in GROUP_SIZES or columns % group_size:
+        raise CheckpointError(
+            f"{checkpoint.path}: tensor {name!r} has {columns} columns in groups of {group_size!r}, "
+            f"expected groups of {', '.join(map(str, GROUP_SIZES))} that divide them"
+        )
+    _expect(checkpoint, name, values, values.shape, ("uint8",))
+    groups = (rows, columns // group_size)
+    scales, zeros = checkpoint.load(f"{name}_scale"), None
+    _expect(checkpoint, f"{name}_scale", scales, groups, ("float16", "float32"))
+    if entry.get("symmetric") is not True:
         zeros = checkpoint.load(f"{name}_zero_point")
-        _expect(checkpoint, f"{name}_zero_point", zeros, (rows, num_groups), ("uint8",))
-    return QuantizedTensor(scheme, (rows, columns), values, scales, zeros, group_size if scheme == "int4" else None)  # type: ignore[arg-type]
+        _expect(checkpoint, f"{name}_zero_point", zeros, groups, ("uint8",))
+    return QuantizedTensor("int4", (rows, columns), values, scales, zeros, group_size)
 
 
-def _expect(checkpoint: Checkpoint, name: str, array: npt.NDArray[Any], shape: tuple[int, ...], dtypes: tuple[str, ...]) -> None:
+def _entry_of(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+    """What config.json says of the tensor; empty for a checkpoint that is not quantized."""
+    config = checkpoint.config.get("quantization_config") or {}
+    found = (config.get("quant_method"), config.get("format_version")) if isinstance(config, dict) else (config, None)
+    if config and found != (QUANT_METHOD, FORMAT_VERSION):
+        raise CheckpointError(
+            f"{checkpoint.path}: is quantized by {found[0]!r} (format {found[1]!r}); "
+            f"expected {QUANT_METHOD!r} (format {FORMAT_VERSION}) or an original model"
+        )
+    tensors = config.get("tensors") or {}
+    entry = tensors.get(name) or {} if isinstance(tensors, dict) else None
+    if not isinstance(entry, dict):
+        raise CheckpointError(f"{checkpoint.path}: quantization_config does not describe tensors as expected")
+    return entry
+
+
+def _expect(
+    checkpoint: Checkpoint,
+    name: str,
+    array: npt.NDArray[Any],
+    shape: tuple[int, ...],
+    dtypes: tuple[str, ...],
+) -> None:
     if array.shape != shape or array.dtype.name not in dtypes:
         raise CheckpointError(
-            f"{checkpoint.path}: tensor {name!r} is {array.dtype.name} {list(array.shape)}, expected {' or '.join(dtypes)} {list(shape)}"
+            f"{checkpoint.path}: tensor {name!r} is {array.dtype.name} {list(array.shape)}, "
+            f"expected {' or '.join(dtypes)} {list(shape)}"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,15 +19,26 @@ GROUP_SIZES = (32, 64, 128, 192)
 _DIRECTORY = Path(__file__).parent / "recipes"
 
 
+@dataclass(frozen=True)
+class Int4Settings:
+    group_size: int
+    symmetric: bool
+    scale: ScaleSearch
+
+
 class WeightRule(BaseModel):
     """How one kind of weight is stored. ``group_size``, ``symmetric`` and ``scale`` are int4's alone."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     scheme: SchemeName = Field(description="int4 in groups; int8 or fp8 (e4m3) per output channel; none: kept as it is")
-    group_size: Literal[32, 64, 128, 192] | None = Field(None, description="int4: input columns that share a scale; default 128")
-    symmetric: bool | None = Field(None, description="int4: no zero points; default true")
-    scale: ScaleSearch | None = Field(None, description="int4: largest value, or the least squared error; default absmax")
+    group_size: Literal[32, 64, 128, 192] | None = Field(
+        default=None, description="int4: input columns that share a scale; default 128"
+    )
+    symmetric: bool | None = Field(default=None, description="int4: no zero points; default true")
+    scale: ScaleSearch | None = Field(
+        default=None, description="int4: largest value, or the least squared error; default absmax"
+    )
 
     @model_validator(mode="after")
     def _only_what_is_honoured(self) -> WeightRule:
@@ -35,16 +47,12 @@ class WeightRule(BaseModel):
             raise ValueError(f"{given[0]} belongs to the scheme int4 and has no meaning for {self.scheme}")
         return self
 
-    def resolved(self) -> WeightRule:
-        """The same rule with int4's defaults filled in."""
+    @property
+    def int4(self) -> Int4Settings | None:
+        """int4's settings with the defaults filled in; None for the other schemes."""
         if self.scheme != "int4":
-            return WeightRule(scheme=self.scheme)
-        return WeightRule(
-            scheme="int4",
-            group_size=self.group_size or 128,
-            symmetric=True if self.symmetric is None else self.symmetric,
-            scale=self.scale or "absmax",
-        )
+            return None
+        return Int4Settings(self.group_size or 128, self.symmetric is not False, self.scale or "absmax")
 
 
 class Override(WeightRule):
@@ -60,10 +68,12 @@ class Recipe(BaseModel):
 
     name: Annotated[str, Field(min_length=1)]
     linears: WeightRule
-    embeddings: WeightRule = Field(WeightRule(scheme="none"), description="of a model with a tied head: both")
-    lm_head: WeightRule | None = Field(None, description="default: as the embeddings")
+    embeddings: WeightRule = Field(default=WeightRule(scheme="none"), description="of a model with a tied head: both")
+    lm_head: WeightRule | None = Field(default=None, description="default: as the embeddings")
     overrides: tuple[Override, ...] = ()
-    keep_dtype: KeepDtype = Field("source", description="type of the matrices whose scheme is none; norms and biases stay")
+    keep_dtype: KeepDtype = Field(
+        default="source", description="type of the matrices whose scheme is none; norms and biases stay"
+    )
 
 
 def list_recipes() -> list[str]:

@@ -45,7 +45,9 @@ class SafetensorsCheckpoint(Checkpoint):
         for file in self._files:
             for name in file.tensors:
                 if name in self._file_of:
-                    raise CheckpointError(f"{path}: tensor {name!r} is in both {self._file_of[name].path.name} and {file.path.name}")
+                    raise CheckpointError(
+                        f"{path}: tensor {name!r} is in both {self._file_of[name].path.name} and {file.path.name}"
+                    )
                 self._file_of[name] = file
         self._check_index()
         self.origin = self._describe()
@@ -60,12 +62,13 @@ class SafetensorsCheckpoint(Checkpoint):
         tensor = self._stored(name)
         return TensorInfo(name, tensor.dtype.name, tensor.shape, tensor.end - tensor.begin)
 
-    def load(self, name: str) -> npt.NDArray[Any]:
-        self._stored(name)
-        return self._file_of[name].view(name)
+    def load_dtype(self, name: str) -> np.dtype[Any]:
+        return self._stored(name).dtype
 
-    def load_rows_float32(self, name: str, begin: int, end: int) -> npt.NDArray[np.float32]:
-        return self.load(name)[begin:end].astype(np.float32)
+    def load_rows(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
+        tensor = self._stored(name)
+        view = self._file_of[name].view(name)
+        return view[begin:end] if tensor.shape else view
 
     def source_files(self) -> list[Path]:
         index = [self.path / INDEX_NAME] if self._index is not None else []
@@ -91,8 +94,15 @@ class SafetensorsCheckpoint(Checkpoint):
             raise CheckpointError(f"{path}: expected a weight_map from tensor names to file names")
         for name, file in weight_map.items():
             # A name with a directory in it could lead out of the checkpoint.
-            if not isinstance(file, str) or Path(file).name != file or "\\" in file or not file.endswith(".safetensors"):
-                raise CheckpointError(f"{path}: tensor {name!r} is said to be in {file!r}; expected a .safetensors file beside it")
+            if (
+                not isinstance(file, str)
+                or Path(file).name != file
+                or "\\" in file
+                or not file.endswith(".safetensors")
+            ):
+                raise CheckpointError(
+                    f"{path}: tensor {name!r} is said to be in {file!r}; expected a .safetensors file beside it"
+                )
         return weight_map
 
     def _find_files(self) -> list[Path]:
@@ -104,7 +114,9 @@ class SafetensorsCheckpoint(Checkpoint):
                 # consolidated.safetensors and the like repeat the weights under other names.
                 files = [file for file in files if file.name == "model.safetensors"]
                 if not files:
-                    raise CheckpointError(f"{self.path}: has several safetensors files but no {INDEX_NAME}, which names theirs")
+                    raise CheckpointError(
+                        f"{self.path}: has several safetensors files but no {INDEX_NAME}, which names theirs"
+                    )
         missing = [file.name for file in files if not file.exists()]
         if missing:
             raise CheckpointError(f"{self.path}: {INDEX_NAME} names {missing[0]}, which is missing; download it again")
@@ -117,7 +129,9 @@ class SafetensorsCheckpoint(Checkpoint):
         if pickles:
             return pickle_refused(pickles[0])
         ggufs = sorted(self.path.glob("*.gguf"))
-        advice = f"give the file itself: {ggufs[0]}" if ggufs else "give a directory with model.safetensors and config.json"
+        advice = (
+            f"give the file itself: {ggufs[0]}" if ggufs else "give a directory with model.safetensors and config.json"
+        )
         return CheckpointError(f"{self.path}: holds no safetensors file; {advice}")
 
     def _check_index(self) -> None:

@@ -98,7 +98,9 @@ def _check_layout(path: Path, tensors: dict[str, StoredTensor], data_bytes: int)
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin != position:
             problem = "overlaps the tensor before it" if tensor.begin < position else "leaves a hole before it"
-            raise CheckpointError(f"{path}: tensor {name!r} begins at byte {tensor.begin}, expected {position}: {problem}")
+            raise CheckpointError(
+                f"{path}: tensor {name!r} begins at byte {tensor.begin}, expected {position}: {problem}"
+            )
         position = tensor.end
     if position != data_bytes:
         kind = "truncated" if position > data_bytes else "longer than its header says"

@@ -1,0 +1,79 @@
+"""What the tensors of the supported model families are, by their Hugging Face names."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from plansmith_errors import CheckpointError
+from quantize.checkpoint import Checkpoint
+
+Role = Literal["linear", "embeddings", "lm_head", "vector", "derived"]
+
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+_LINEARS = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+_QK_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+_LAYER_TENSOR = re.compile(r"model\.layers\.\d+\.(.+)\.(weight|bias)")
+
+
+def role_of(name: str) -> Role | None:
+    """None: no tensor of these families. "derived": old files store a table that the config gives as well."""
+    if name == "model.embed_tokens.weight":
+        return "embeddings"
+    if name == "lm_head.weight":
+        return "lm_head"
+    if name == "model.norm.weight":
+        return "vector"
+    if name.endswith(".rotary_emb.inv_freq"):
+        return "derived"
+    match = _LAYER_TENSOR.fullmatch(name)
+    if match is None:
+        return None
+    module, kind = match.groups()
+    if module in _LINEARS:
+        return "linear" if kind == "weight" else "vector"
+    return "vector" if module in (*_NORMS, *_QK_NORMS) and kind == "weight" else None
+
+
+def check_complete(checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint of another family, one with unknown tensors and one that lacks some."""
+    model_type = checkpoint.config.get("model_type")
+    if model_type not in MODEL_TYPES:
+        raise CheckpointError(
+            f"{checkpoint.path}: model_type {model_type!r} is not supported; supported: {', '.join(MODEL_TYPES)}"
+        )
+    unknown = [name for name in checkpoint.names() if role_of(name) is None]
+    if unknown:
+        raise CheckpointError(
+            f"{checkpoint.path}: tensor {unknown[0]!r} ({len(unknown)} such) belongs to no {model_type} model"
+        )
+    present = set(checkpoint.names())
+    missing = [name for name in _required(checkpoint, str(model_type)) if name not in present]
+    if missing:
+        raise CheckpointError(
+            f"{checkpoint.path}: tensor {missing[0]!r} is missing ({len(missing)} of them are); download it again"
+        )
+
+
+def _required(checkpoint: Checkpoint, model_type: str) -> list[str]:
+    modules = [*_LINEARS, *_NORMS, *(_QK_NORMS if model_type == "qwen3" else ())]
+    layers = range(_num_layers(checkpoint.config, len(checkpoint), str(checkpoint.path)))
+    names = [f"model.layers.{layer}.{module}.weight" for layer in layers for module in modules]
+    head = [] if checkpoint.is_tied else ["lm_head.weight"]
+    return ["model.embed_tokens.weight", *names, "model.norm.weight", *head]
+
+
+def _num_layers(config: dict[str, Any], num_tensors: int, source: str) -> int:
+    value = config.get("num_hidden_layers")
+    if type(value) is not int or not 0 < value <= num_tensors:
+        raise CheckpointError(f"{source}: num_hidden_layers is {value!r} for {num_tensors} tensors")
+    return value

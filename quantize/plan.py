@@ -1,0 +1,146 @@
+"""What a recipe means for one checkpoint: a scheme for every tensor, checked before any work is done."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from plansmith_errors import QuantizeError
+from quantize.architectures import Role, check_complete, role_of
+from quantize.checkpoint import Checkpoint, TensorInfo
+from quantize.dtypes import BFLOAT16, FLOAT8_E4M3, SOURCE_FLOATS
+from quantize.quantized_tensor import QUANT_METHOD
+from quantize.recipe import GROUP_SIZES, Int4Settings, Recipe, SchemeName, WeightRule
+from quantize.safetensors_writer import TensorSpec
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PlannedTensor:
+    info: TensorInfo
+    scheme: SchemeName
+    int4: Int4Settings | None
+    specs: tuple[TensorSpec, ...]  # what is stored, scales at their largest type
+
+    @property
+    def nbytes(self) -> int:
+        return sum(spec.nbytes for spec in self.specs)
+
+
+def plan_tensors(checkpoint: Checkpoint, recipe: Recipe) -> list[PlannedTensor]:
+    """A plan for each tensor, in the order of the checkpoint. Raises QuantizeError or CheckpointError."""
+    _refuse_quantized(checkpoint)
+    check_complete(checkpoint)
+    _check_tied(checkpoint, recipe)
+    _check_overrides(checkpoint, recipe)
+    planned = []
+    for info in checkpoint:
+        role = role_of(info.name)
+        if role == "derived" or (role == "lm_head" and checkpoint.is_tied):
+            log.info("%s: %s is left out: the model takes it from elsewhere", checkpoint.path, info.name)
+        elif role is not None:
+            planned.append(_plan_tensor(checkpoint, info, role, recipe))
+    return planned
+
+
+def split_shards(planned: Sequence[PlannedTensor], max_shard_bytes: int) -> list[list[PlannedTensor]]:
+    """Fill shards in order; a tensor stays together with its scales."""
+    shards: list[list[PlannedTensor]] = [[]]
+    size = 0
+    for tensor in planned:
+        if shards[-1] and size + tensor.nbytes > max_shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(tensor)
+        size += tensor.nbytes
+    return shards
+
+
+def _refuse_quantized(checkpoint: Checkpoint) -> None:
+    method = checkpoint.config.get("quantization_config")
+    name = method.get("quant_method") if isinstance(method, dict) else None
+    if name == QUANT_METHOD:
+        raise QuantizeError(f"{checkpoint.path}: is already a quantized checkpoint; quantize the original model")
+    if method or (checkpoint.path / "hf_quant_config.json").exists():
+        raise QuantizeError(
+            f"{checkpoint.path}: is quantized already ({name or 'modelopt'}); quantize the original model"
+        )
+
+
+def _check_tied(checkpoint: Checkpoint, recipe: Recipe) -> None:
+    head = recipe.lm_head or recipe.embeddings
+    if checkpoint.is_tied and (head.scheme, head.int4) != (recipe.embeddings.scheme, recipe.embeddings.int4):
+        raise QuantizeError(
+            f"recipe {recipe.name!r}: lm_head is {head.scheme} and embeddings are {recipe.embeddings.scheme}, but this "
+            "model's head is its embedding matrix; give both the same rule, or leave lm_head out"
+        )
+
+
+def _check_overrides(checkpoint: Checkpoint, recipe: Recipe) -> None:
+    matrices = [info.name for info in checkpoint if len(info.shape) == 2]
+    for override in recipe.overrides:
+        if not any(fnmatchcase(name, override.match) for name in matrices):
+            raise QuantizeError(
+                f"recipe {recipe.name!r}: the override {override.match!r} matches no matrix; "
+                f"names look like {matrices[-1]!r}"
+            )
+
+
+def _plan_tensor(checkpoint: Checkpoint, info: TensorInfo, role: Role, recipe: Recipe) -> PlannedTensor:
+    dtype = checkpoint.load_dtype(info.name)
+    if dtype.name not in SOURCE_FLOATS:
+        raise QuantizeError(f"tensor {info.name!r} is {dtype.name}, expected one of {', '.join(SOURCE_FLOATS)}")
+    num_dims = 1 if role == "vector" else 2
+    if len(info.shape) != num_dims or 0 in info.shape:
+        raise QuantizeError(
+            f"tensor {info.name!r} has shape {list(info.shape)}, expected {num_dims} dimensions of at least 1"
+        )
+    if role == "vector":
+        return PlannedTensor(info, "none", None, (TensorSpec(info.name, dtype, info.shape),))
+    rule = _rule_for(info.name, role, recipe)
+    if rule.scheme == "none" and recipe.keep_dtype != "source":
+        dtype = BFLOAT16 if recipe.keep_dtype == "bfloat16" else np.dtype(recipe.keep_dtype)
+    return PlannedTensor(info, rule.scheme, rule.int4, _stored_specs(info, rule, dtype))
+
+
+def _rule_for(name: str, role: Role, recipe: Recipe) -> WeightRule:
+    for override in reversed(recipe.overrides):
+        if fnmatchcase(name, override.match):
+            return override
+    if role == "embeddings":
+        return recipe.embeddings
+    return recipe.lm_head or recipe.embeddings if role == "lm_head" else recipe.linears
+
+
+def _stored_specs(info: TensorInfo, rule: WeightRule, kept_dtype: np.dtype[np.generic]) -> tuple[TensorSpec, ...]:
+    name, (rows, columns) = info.name, info.shape
+    if rule.scheme == "none":
+        return (TensorSpec(name, kept_dtype, info.shape),)
+    float32 = np.dtype(np.float32)
+    if rule.int4 is None:
+        values = FLOAT8_E4M3 if rule.scheme == "fp8" else np.dtype(np.int8)
+        return (TensorSpec(name, values, info.shape), TensorSpec(f"{name}_scale", float32, (rows, 1)))
+    _check_group(name, columns, rule.int4.group_size)
+    groups = (rows, columns // rule.int4.group_size)
+    specs = (TensorSpec(name, np.dtype(np.uint8), (rows, columns // 2)), TensorSpec(f"{name}_scale", float32, groups))
+    zeros = TensorSpec(f"{name}_zero_point", np.dtype(np.uint8), groups)
+    return specs if rule.int4.symmetric else (*specs, zeros)
+
+
+def _check_group(name: str, columns: int, group_size: int) -> None:
+    if columns % group_size == 0:
+        return
+    fitting = [str(size) for size in GROUP_SIZES if columns % size == 0]
+    advice = (
+        f"group sizes that do: {', '.join(fitting)}"
+        if fitting
+        else f"none of {', '.join(map(str, GROUP_SIZES))} does; give this tensor int8 or fp8 through overrides"
+    )
+    raise QuantizeError(
+        f"tensor {name!r} has {columns} input columns, which group_size {group_size} does not divide; {advice}"
+    )

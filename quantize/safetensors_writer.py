@@ -1,0 +1,99 @@
+"""Write safetensors files as a stream: space for the header is reserved, tensors follow, the header is written last."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quantize.dtypes import SAFETENSORS_TAGS
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+class TensorSlot:
+    """The place of one tensor in the file. Rows may be written by several threads, in any order."""
+
+    def __init__(self, descriptor: int, spec: TensorSpec, begin: int) -> None:
+        self.spec = spec
+        self._descriptor = descriptor
+        self._begin = begin
+
+    def write_rows(self, first_row: int, rows: npt.NDArray[Any]) -> None:
+        """Rows of the first axis, from ``first_row`` on. Raises OSError (a full disk)."""
+        row_bytes = prod(self.spec.shape[1:]) * self.spec.dtype.itemsize
+        data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+        offset = self._begin + first_row * row_bytes
+        while data.size:
+            written = os.pwrite(self._descriptor, data.data, offset)
+            data, offset = data[written:], offset + written
+
+
+class SafetensorsWriter:
+    """One file. ``planned`` bounds the header: the same tensors, none of them smaller than what is added."""
+
+    def __init__(self, path: Path, planned: Sequence[TensorSpec]) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        total = sum(spec.nbytes for spec in planned)
+        bound = len(_header([(spec, total, total) for spec in planned]))
+        self._header_bytes = -(-bound // 8) * 8
+        self._placed: list[tuple[TensorSpec, int, int]] = []
+        self._data_bytes = 0
+
+    def add(self, spec: TensorSpec) -> TensorSlot:
+        """Append a tensor: its rows are then written through the slot."""
+        begin = self._data_bytes
+        self._data_bytes += spec.nbytes
+        self._placed.append((spec, begin, self._data_bytes))
+        return TensorSlot(self._descriptor, spec, 8 + self._header_bytes + begin)
+
+    def close(self) -> None:
+        """Write the header, padded with spaces as the format allows. Without this call the file is not valid."""
+        header = _header(self._placed).ljust(self._header_bytes)
+        os.pwrite(self._descriptor, struct.pack("<Q", self._header_bytes) + header, 0)
+        self.abort()
+
+    def abort(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+    def __enter__(self) -> SafetensorsWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        self.abort()
+
+
+def _header(placed: Sequence[tuple[TensorSpec, int, int]]) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": {"format": "plansmith"}}
+    for spec, begin, end in placed:
+        entries[spec.name] = {
+            "dtype": SAFETENSORS_TAGS[spec.dtype],
+            "shape": list(spec.shape),
+            "data_offsets": [begin, end],
+        }
+    return json.dumps(entries, separators=(",", ":")).encode()
