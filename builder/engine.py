@@ -46,9 +46,11 @@ def build_engine(
     The caller owns atomicity; the manifest is written last. Raises BuildError and CheckpointError.
     """
     from builder.targets.cpu.build import build
-    from builder.targets.cpu.settings import LIBRARY, compile_properties
+    from builder.targets.cpu.settings import LIBRARY
     from quantize import open_checkpoint
 
+    if not output.is_dir() or any(output.iterdir()):
+        raise BuildError(f"{output}: expected a new, empty directory to build into")
     version = _openvino_version(BuildError)
     checkpoint = open_checkpoint(checkpoint_dir)
     spec = ModelSpec.from_hf_config(checkpoint.config)
@@ -60,7 +62,7 @@ def build_engine(
         target=options.target,
         library={LIBRARY: version},
         precision=options.precision,
-        compile_properties=compile_properties(options.precision),
+        compile_properties=built.compile_properties,
         limits=Limits(
             max_batch_size=options.max_batch_size,
             max_num_tokens=options.max_num_tokens,
@@ -83,6 +85,9 @@ def load_engine(path: Path, *, num_blocks: int | None = None, num_threads: int |
     ``num_blocks`` KV blocks are allocated; None makes room for a full batch within 1 GiB. ``num_threads`` None takes
     all cores. Raises EngineError before anything is allocated when version, files or format do not fit.
     """
+    for name, value in (("num_blocks", num_blocks), ("num_threads", num_threads)):
+        if value is not None and value < 1:
+            raise EngineError(f"{name} is {value}; expected 1 or more")
     manifest = read_manifest(path)
     if manifest.target != "cpu":
         raise EngineError(f"{path}: built for target {manifest.target!r}; this version loads: cpu")

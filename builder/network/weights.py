@@ -58,7 +58,7 @@ class WeightSource:
     def __init__(self, checkpoint: Checkpoint, spec: ModelSpec) -> None:
         self._checkpoint = checkpoint
         self.shapes = expected_weights(spec)
-        self.schemes: set[str] = set()  # of the matrices read so far
+        self.kinds: set[tuple[str, int | None]] = set()  # scheme and group size of the matrices read so far
         names = set(checkpoint.names())
         missing = [name for name in self.shapes if name not in names]
         if missing:
@@ -75,7 +75,7 @@ class WeightSource:
 
         weight = load_weight(self._checkpoint, name)
         self._check_shape(name, tuple(weight.shape))
-        self.schemes.add(weight.scheme)
+        self.kinds.add((weight.scheme, weight.group_size))
         return weight
 
     def vector(self, name: str) -> npt.NDArray[np.float32]:

@@ -135,7 +135,7 @@ def _constant(value: Any) -> Node:
 def _stand_in_class() -> type:
     from openvino import DiscreteTypeInfo, Op, PartialShape, Type
 
-    class PagedAttentionStandIn(Op):
+    class PagedAttentionStandIn(Op):  # type: ignore[misc]  # Op has no type information
         class_type_info = DiscreteTypeInfo("PagedAttentionExtension", "extension")
 
         def __init__(self, inputs: Any = None) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BuiltModel:
+    compile_properties: dict[str, str]
     kv_cache: KvCache
     weights: dict[str, str]  # scheme of the checkpoint -> how this target stores it
 
@@ -45,11 +46,13 @@ def build(
     model = openvino.Model([logits.output(0)], ops.parameters.all(), spec.model_type)
     openvino.save_model(model, output / MODEL_XML, compress_to_fp16=False)
     del model, logits, ops  # free the weights before they are loaded again
-    properties = compile_properties(options.precision)
+    groups = {group for scheme, group in weights.kinds if scheme == "int4" and group}
+    properties = compile_properties(options.precision, groups)
     compiled = compile_engine(output, spec, properties)
     kv_cache = KvCache(
         dtype=properties["KV_CACHE_PRECISION"],
         tokens_per_block=TOKENS_PER_BLOCK,
         bytes_per_block=bytes_per_block(compiled),
     )
-    return BuiltModel(kv_cache, {scheme: stored_as(scheme, exact) for scheme in sorted(weights.schemes)})
+    stored = {scheme: stored_as(scheme, exact) for scheme, _ in sorted(weights.kinds, key=str)}
+    return BuiltModel(properties, kv_cache, stored)

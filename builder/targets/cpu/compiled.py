@@ -12,7 +12,7 @@ from builder.targets.cpu.attention import register_stand_in, restore_attention
 from plansmith_errors import EngineError
 
 if TYPE_CHECKING:
-    from openvino import CompiledModel
+    from openvino import CompiledModel, Model
 
 MODEL_XML, MODEL_BIN = "model.xml", "model.bin"
 
@@ -36,10 +36,21 @@ def compile_engine(path: Path, spec: ModelSpec, properties: dict[str, str]) -> C
     try:
         model = core.read_model(path / MODEL_XML)
         restore_attention(model, [attention_spec(spec, layer) for layer in range(spec.num_layers)])
+        _keep_floats_compressed(model)
         return core.compile_model(model, "CPU", properties)
     except (RuntimeError, KeyError) as error:
         reason = str(error).strip().splitlines()[-1]
         raise EngineError(f"{path}: OpenVINO cannot compile the model ({reason}); build the engine again") from error
+
+
+def _keep_floats_compressed(model: Model) -> None:
+    """Mark float16 weights as compressed; the plugin would otherwise hold a float32 copy of each.
+
+    The mark cannot be written to the IR from Python, but in memory its presence is all that counts.
+    """
+    for node in model.get_ops():
+        if node.get_type_name() == "Convert" and node.input_value(0).get_element_type().to_string() == "f16":
+            node.get_rt_info()["decompression_0"] = ""
 
 
 def kv_pools(compiled: CompiledModel) -> list[KvPool]:

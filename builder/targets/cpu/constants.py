@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from builder.targets.cpu.requantize import int8_per_channel
+from plansmith_errors import BuildError
 
 if TYPE_CHECKING:
     from openvino import Node
@@ -20,7 +21,7 @@ def weight_node(weight: QuantizedTensor, name: str, *, keep_float32: bool) -> No
     if weight.scheme == "int4":
         return _int4(weight, name)
     if weight.scheme == "int8":
-        return _int8(weight.values, weight.scales, name)
+        return _int8(weight.values, _scales(weight, name), name)
     if weight.scheme == "fp8":
         return _int8(*int8_per_channel(weight.dequantize()), name)
     return float_node(weight.dequantize(), name, keep_float32=keep_float32)
@@ -41,7 +42,7 @@ def float_node(values: npt.NDArray[np.float32], name: str, *, keep_float32: bool
     """Float weights: stored as float32 or float16, float32 to the graph."""
     from openvino import opset15 as op
 
-    if keep_float32:
+    if keep_float32 or np.abs(values).max(initial=0) > np.finfo(np.float16).max:
         return named(np.ascontiguousarray(values, np.float32), name)
     return op.convert(named(values.astype(np.float16), name), "f32")
 
@@ -61,13 +62,20 @@ def _int4(weight: QuantizedTensor, name: str) -> Node:
     from openvino import opset15 as op
 
     rows, columns = weight.shape
-    groups = weight.scales.shape[1]
+    scales = np.ascontiguousarray(_scales(weight, name))
+    groups = scales.shape[1]
     packed = Tensor(np.ascontiguousarray(weight.values), Shape([rows, groups, columns // groups]), Type.u4)
     # Scales are float32 only where float16 cannot hold them; the arithmetic then follows.
-    dtype = "f32" if weight.scales.dtype == np.float32 else "f16"
+    dtype = "f32" if scales.dtype == np.float32 else "f16"
     centred = op.subtract(op.convert(named(packed, name), dtype), op.convert(_zero_points(weight, name), dtype))
-    scaled = op.multiply(centred, named(np.ascontiguousarray(weight.scales)[:, :, None], name + "_scale"))
+    scaled = op.multiply(centred, named(scales[:, :, None], name + "_scale"))
     return op.convert(op.reshape(scaled, np.array([rows, columns], np.int64), False), "f32")
+
+
+def _scales(weight: QuantizedTensor, name: str) -> npt.NDArray[Any]:
+    if weight.scales is None:
+        raise BuildError(f"{name}: a weight of scheme {weight.scheme} has no scales; quantize the checkpoint again")
+    return weight.scales
 
 
 def _zero_points(weight: QuantizedTensor, name: str) -> Node:

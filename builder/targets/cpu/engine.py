@@ -48,10 +48,11 @@ class OpenVinoEngine:
 
     def step(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
         """See StepEngine. The arrays of ``inputs`` are read in place."""
-        request = self._request
+        request, tensor = self._request, self._tensor
         if request is None:
             raise EngineError("the engine is closed; load it again")
-        lengths = inputs.past_lens + np.diff(inputs.query_starts)
+        self._check(inputs)
+        longest = (inputs.past_lens + np.diff(inputs.query_starts)).max()
         arrays = {
             "input_ids": inputs.input_ids,
             "position_ids": inputs.position_ids,
@@ -59,12 +60,12 @@ class OpenVinoEngine:
             "subsequence_begins": inputs.query_starts,
             "block_indices": inputs.block_indices,
             "block_indices_begins": inputs.block_begins,
-            "max_context_len": np.array(lengths.max(), np.int32),
+            "max_context_len": np.array(longest, np.int32),
             "logits_indices": inputs.logits_indices,
         }
         try:
             for name, array in arrays.items():
-                request.set_tensor(name, self._tensor(array, shared_memory=True))
+                request.set_tensor(name, tensor(array, shared_memory=True))
             request.infer()
         except RuntimeError as error:
             raise EngineError(f"OpenVINO failed in a step: {str(error).strip().splitlines()[-1]}") from error
@@ -73,6 +74,14 @@ class OpenVinoEngine:
 
     def close(self) -> None:
         self._request = None
+
+    def _check(self, inputs: StepInputs) -> None:
+        """Guard the kernel, which would read and write outside its pools."""
+        num_tokens, blocks = len(inputs.input_ids), inputs.block_indices
+        if not 0 < num_tokens <= self._limits.max_num_tokens:
+            raise EngineError(f"a step has {num_tokens} tokens; this engine takes 1 to {self._limits.max_num_tokens}")
+        if blocks.min() < 0 or blocks.max() >= self._limits.num_blocks:
+            raise EngineError(f"a step names KV block {blocks.max()}; this engine has {self._limits.num_blocks}")
 
     def _allocate(self, pools: list[Any], num_blocks: int) -> None:
         from openvino import Shape, Tensor

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterable
 from typing import Literal
 
 LIBRARY = "openvino"
 
-_PROPERTIES = {
-    # Activations are quantized to int8 per group of 64: as wide as the narrowest weight groups in use and no wider
-    # than a row of any model; without it prefill is four times slower.
-    "fast": {"KV_CACHE_PRECISION": "u8", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "64"},
-    "exact": {
-        "INFERENCE_PRECISION_HINT": "f32",
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
-        "KV_CACHE_PRECISION": "f32",
-    },
-}
+_WIDEST_DYNAMIC_GROUP = 128
 
 
-def compile_properties(precision: Literal["fast", "exact"]) -> dict[str, str]:
-    return dict(_PROPERTIES[precision])
+def compile_properties(precision: Literal["fast", "exact"], int4_group_sizes: Iterable[int]) -> dict[str, str]:
+    """Properties that change what is computed; they are stored with the engine.
+
+    "fast" quantizes activations to int8 in groups. A group must lie within the weights' int4 groups: one twice as wide
+    made prefill three times slower, one half as wide 15%.
+    """
+    if precision == "exact":
+        return {
+            "INFERENCE_PRECISION_HINT": "f32",
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+            "KV_CACHE_PRECISION": "f32",
+        }
+    group = math.gcd(*int4_group_sizes) or _WIDEST_DYNAMIC_GROUP
+    return {"KV_CACHE_PRECISION": "u8", "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(group)}
 
 
 def thread_properties(num_threads: int | None) -> dict[str, str]:
