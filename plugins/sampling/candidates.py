@@ -1,6 +1,6 @@
-"""Top-k and nucleus without sorting the vocabulary: a linear pass leaves few candidates, only those are sorted.
+"""Top-k and nucleus as sets of token ids, without sorting the vocabulary.
 
-Ties are broken by token id, lowest first, so that a result is one and the same on every machine.
+Ties are broken by token id, lowest first, so that a set is one and the same on every machine.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 
 _NUM_GROUPS_PER_K = 4
-_NUCLEUS_CANDIDATES = 1024
+_BUCKET_SHIFT = 18  # leaves the exponent and 5 bits of the mantissa: 32 buckets for each factor of two
 
 
 def top_k(values: FloatArray, k: int) -> IntArray:
-    """Token ids of the k largest of ``values`` [vocab], largest first, int64 [min(k, vocab)]."""
-    vocab_size = len(values)
-    if k >= vocab_size:
-        return _sorted(values, np.arange(vocab_size))
-    return _sorted(values, np.flatnonzero(values >= _at_most_kth_largest(values, k)))[:k]
+    """Token ids of the k largest of ``values`` [vocab], in no order, int64 [min(k, vocab)]."""
+    if k >= len(values):
+        return np.arange(len(values))
+    ids = np.flatnonzero(values >= _at_most_kth_largest(values, k))
+    reached = values[ids]
+    kth_largest = np.partition(reached, len(reached) - k)[len(reached) - k]
+    above = ids[reached > kth_largest]
+    return np.concatenate([above, ids[reached == kth_largest][: k - len(above)]])
 
 
 def _at_most_kth_largest(values: FloatArray, k: int) -> np.float32:
@@ -31,32 +34,29 @@ def _at_most_kth_largest(values: FloatArray, k: int) -> np.float32:
     num_groups = 1 << (_NUM_GROUPS_PER_K * k - 1).bit_length()
     if num_groups * 4 > len(values):
         return np.partition(values, len(values) - k)[len(values) - k]  # type: ignore[no-any-return]
-    grouped = values[: len(values) // num_groups * num_groups].reshape(-1, num_groups)
-    maxima = grouped.max(axis=0)
+    maxima = values[: len(values) // num_groups * num_groups].reshape(-1, num_groups).max(axis=0)
     return np.partition(maxima, num_groups - k)[num_groups - k]  # type: ignore[no-any-return]
 
 
 def nucleus(weights: FloatArray, total: float, top_p: float) -> IntArray:
-    """Ids of the smallest set of likeliest tokens that holds ``top_p`` of the mass, likeliest first, int64 [n >= 1].
+    """Ids of the smallest set of likeliest tokens that holds ``top_p`` of the mass, in no order, int64 [n >= 1].
 
     ``weights`` [vocab] are probabilities times ``total``, their sum; 0 < top_p < 1.
-    Every token above some weight is a candidate; such a set holds the nucleus once it holds ``top_p`` of the mass.
-    No more than 1024 tokens can each have 1/1024 of the mass: when these do not suffice, tokens below
-    ``(1 - top_p) / vocab`` cannot hold more than ``1 - top_p`` together, so all others do.
+    Tokens lighter than ``(1 - top_p) * total / vocab`` hold less than ``1 - top_p`` together, so the others hold the
+    nucleus. Those are counted into buckets by the leading bits of their floats, which order as the floats do; the
+    buckets' mass tells where the nucleus ends, and only the bucket where it ends is sorted.
     """
-    candidates = np.flatnonzero(weights >= total / _NUCLEUS_CANDIDATES)
-    if weights[candidates].sum(dtype=np.float64) < top_p * total:
-        # A hair lower than the bound, for the bound itself is rounded to float32 in the comparison.
-        bound = 0.999 * (1.0 - top_p) * total / len(weights)
-        candidates = np.flatnonzero(weights >= bound)
-    return cut_nucleus(weights, _sorted(weights, candidates), total, top_p)
-
-
-def cut_nucleus(weights: FloatArray, ranked: IntArray, total: float, top_p: float) -> IntArray:
-    """The shortest beginning of ``ranked``, ids by falling weight, that holds ``top_p`` of ``total``; never empty."""
-    mass = np.cumsum(weights[ranked], dtype=np.float64)
-    return ranked[: int(np.searchsorted(mass, top_p * total, side="left")) + 1]
-
-
-def _sorted(values: FloatArray, ids: IntArray) -> IntArray:
-    return ids[np.argsort(-values[ids], kind="stable")]
+    # A hair below the bound, for it is rounded to float32 in the comparison.
+    candidates = np.flatnonzero(weights >= 0.999 * (1.0 - top_p) * total / len(weights))
+    masses = weights[candidates]
+    buckets = masses.view(np.int32) >> _BUCKET_SHIFT
+    buckets -= buckets.min()
+    falling = np.bincount(buckets, weights=masses)[::-1]
+    reached = np.cumsum(falling)
+    last = min(int(np.searchsorted(reached, top_p * total)), len(falling) - 1)
+    bucket = len(falling) - 1 - last
+    inside = candidates[buckets == bucket]
+    inside = inside[np.argsort(-weights[inside], kind="stable")]
+    before = reached[last] - falling[last]
+    num_inside = int(np.searchsorted(before + np.cumsum(weights[inside], dtype=np.float64), top_p * total)) + 1
+    return np.concatenate([candidates[buckets > bucket], inside[:num_inside]])

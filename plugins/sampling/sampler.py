@@ -86,18 +86,19 @@ def sample_row(logits: FloatArray, params: SamplingParams, draw: float) -> int:
     if 0 < params.top_k < len(logits):
         ids = candidates.top_k(scaled, params.top_k)
         weights = np.exp(scaled[ids])
-        if params.top_p < 1:
-            ids = ids[candidates.cut_nucleus(weights, np.arange(len(ids)), float(weights.sum()), params.top_p)]
-        return int(ids[_draw(weights[: len(ids)], draw)])
-    weights = np.exp(scaled, out=scaled)
-    if params.top_p < 1:
-        ids = candidates.nucleus(weights, float(weights.sum(dtype=np.float64)), params.top_p)
-        return int(ids[_draw(weights[ids], draw)])
-    return _draw_long(weights, draw)
+        return int(ids[_draw_nucleus(weights, params.top_p, draw)])
+    return _draw_nucleus(np.exp(scaled, out=scaled), params.top_p, draw)
 
 
-def _draw_long(weights: FloatArray, draw: float) -> int:
-    """As ``_draw``, in two levels: sums of groups are ten times cheaper than a running sum of the vocabulary."""
+def _draw_nucleus(weights: FloatArray, top_p: float, draw: float) -> int:
+    if top_p >= 1:
+        return _draw(weights, draw)
+    ids = candidates.nucleus(weights, float(weights.sum(dtype=np.float64)), top_p)
+    return int(ids[_draw(weights[ids], draw)])
+
+
+def _draw(weights: FloatArray, draw: float) -> int:
+    """Index whose share of the running sum holds ``draw``. Two levels: sums of groups are ten times cheaper."""
     begins = np.arange(0, len(weights), _DRAW_GROUP)
     sums = np.cumsum(np.add.reduceat(weights, begins, dtype=np.float64))
     group = _find(sums, draw * sums[-1])
@@ -105,11 +106,6 @@ def _draw_long(weights: FloatArray, draw: float) -> int:
     begin = group * _DRAW_GROUP
     within = np.cumsum(weights[begin : begin + _DRAW_GROUP], dtype=np.float64)
     return int(begin + _find(within, draw * sums[-1] - before))
-
-
-def _draw(weights: FloatArray, draw: float) -> int:
-    sums = np.cumsum(weights, dtype=np.float64)
-    return _find(sums, draw * sums[-1])
 
 
 def _find(sums: npt.NDArray[np.float64], target: float) -> int:
