@@ -93,7 +93,10 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     cells = [list(headers)] + [[str(value) for value in row] for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headers))]
     lines = [
-        "  ".join(value.ljust(width) if column == 0 else value.rjust(width) for column, (value, width) in enumerate(zip(row, widths, strict=True)))
+        "  ".join(
+            value.ljust(width) if column == 0 else value.rjust(width)
+            for column, (value, width) in enumerate(zip(row, widths, strict=True))
+        )
         for row in cells
     ]
     return "\n".join(line.rstrip() for line in lines)

@@ -15,7 +15,7 @@ from plansmith_errors import ArtifactError
 
 @contextmanager
 def exclusive(lock_file: Path, holder: str) -> Iterator[None]:
-    """Hold a file lock; the kernel releases it when the process dies, kill -9 included. Raises ArtifactError if taken."""
+    """Hold a file lock, which the kernel releases when the process dies. Raises ArtifactError if it is taken."""
     try:
         lock_file.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(lock_file)

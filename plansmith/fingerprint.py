@@ -48,7 +48,7 @@ def library_versions(*names: str) -> dict[str, str]:
 
 
 class FileHashes:
-    """Content hashes of files, remembered by inode, size and change times so that an unchanged 100 GB is not read again."""
+    """Content hashes, remembered by inode, size and change times so that an unchanged 100 GB is not read again."""
 
     def __init__(self, memory: Path) -> None:
         self._memory = memory

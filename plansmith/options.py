@@ -26,7 +26,9 @@ def current_options() -> GlobalOptions:
 def global_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add --output, --set, --quiet and --verbose; what follows the verb wins over what stands before it."""
 
-    @click.option("--output", "output_format", type=click.Choice(["text", "json"]), help="Format of the result on stdout.")
+    @click.option(
+        "--output", "output_format", type=click.Choice(["text", "json"]), help="Format of the result on stdout."
+    )
     @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key of the build file.")
     @click.option("-q", "--quiet", is_flag=True, help="Errors and warnings only.")
     @click.option("-v", "--verbose", is_flag=True, help="Say more.")

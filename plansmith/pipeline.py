@@ -1,4 +1,4 @@
-"""The pipeline of a build file: each stage reuses its artifact or makes it, from the source to a verified repository."""
+"""The pipeline of a build file: each stage reuses its artifact or makes it, from source to verified repository."""
 
 from __future__ import annotations
 

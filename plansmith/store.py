@@ -1,8 +1,8 @@
 """The artifact store: each stage's output is one immutable directory named by all that it depends on.
 
-    STORE/lock                 one run at a time
-    STORE/file-hashes.json     a cache of content hashes
-    STORE/STAGE-KEY/           an artifact: the stage's files and artifact.json, which is written last
+STORE/lock                 one run at a time
+STORE/file-hashes.json     a cache of content hashes
+STORE/STAGE-KEY/           an artifact: the stage's files and artifact.json, which is written last
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ArtifactStore:
             return None
         return Artifact(stage, key, path, record.seconds, sum(record.files.values()), reused=True)
 
-    def make(self, stage: str, depends_on: dict[str, Any], produce: Callable[[Path], None]) -> Artifact:
+    def make(self, stage: str, depends_on: dict[str, Any], produce: Callable[[Path], object]) -> Artifact:
         """Reuse the artifact of these dependencies or have ``produce`` write its payload into a new directory."""
         key = self.key(depends_on)
         found = self.find(stage, key)

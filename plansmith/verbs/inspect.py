@@ -27,7 +27,7 @@ def _describe(path: Path) -> dict[str, Any]:
         return _build_file(path)
     if (path / "engine.json").is_file():
         return _engine(path)
-    if path.is_dir() and any(path.glob("*/config.pbtxt")):
+    if path.is_dir() and next(path.glob("*/config.pbtxt"), None) is not None:
         return _repository(path)
     return _checkpoint(path)
 

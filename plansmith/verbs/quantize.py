@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -25,8 +26,10 @@ def command(source: Path, output_dir: Path, recipe: str | None) -> None:
     chosen = quantize.load_recipe(recipe or build_file.quantize.recipe)
     with output_directory(output_dir) as partial, console.progress("quantize") as progress:
         report = quantize.quantize_checkpoint(source, partial, chosen, progress=progress)
-    data = report.as_dict()
+    tensors = [
+        {**asdict(t), "relative_error": t.relative_error, "bits_per_weight": t.bits_per_weight} for t in report.tensors
+    ]
     console.result(
-        {"path": str(output_dir), **data},
+        {"path": str(output_dir), "recipe": report.recipe, "origin": report.origin, "tensors": tensors},
         f"{output_dir}: {human_bytes(report.bytes_in)} -> {human_bytes(report.bytes_out)} in {report.seconds:.1f} s",
     )

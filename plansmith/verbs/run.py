@@ -11,14 +11,16 @@ from plansmith.config import load_build_file
 from plansmith.console import Console, human_bytes, table
 from plansmith.options import current_options, global_options
 from plansmith.pipeline import Pipeline, PipelineResult
+from plansmith.serving import serve_in_foreground
 from plansmith.store import open_store
 from plansmith.verify import check_report
 
 
 @click.command()
 @click.argument("build_yaml", type=click.Path(path_type=Path))
+@click.option("--serve", is_flag=True, help="Serve the repository afterwards, until Ctrl-C.")
 @global_options
-def command(build_yaml: Path) -> None:
+def command(build_yaml: Path, serve: bool) -> None:
     """Bring every stage of BUILD_YAML up to date and print where the model repository is.
 
     A second run with nothing changed does no work. A run that was killed goes on where it stopped.
@@ -32,11 +34,20 @@ def command(build_yaml: Path) -> None:
         console.info(f"nothing to do: every stage is up to date ({time.monotonic() - started:.2f} s)")
     console.result(_as_data(result), _as_text(result))
     check_report(result.report, build_file.verify)
+    if serve:
+        serve_in_foreground(result.repository, build_file.serve, console)
 
 
 def _as_data(result: PipelineResult) -> dict[str, object]:
     stages = [
-        {"stage": s.stage, "key": s.key, "path": str(s.payload), "seconds": s.seconds, "bytes": s.num_bytes, "reused": s.reused}
+        {
+            "stage": s.stage,
+            "key": s.key,
+            "path": str(s.payload),
+            "seconds": s.seconds,
+            "bytes": s.num_bytes,
+            "reused": s.reused,
+        }
         for s in result.stages
     ]
     return {"stages": stages, "repository": str(result.repository), "report": result.report}

@@ -16,7 +16,9 @@ def load(tmp_path, text, *settings):
 
 
 def test_paths_are_relative_to_the_file_and_settings_win(tmp_path):
-    build_file = load(tmp_path, "model: m.gguf\nbuild: {max_seq_len: 128}\n", "build.max_seq_len=256", "serve.http_port=0")
+    build_file = load(
+        tmp_path, "model: m.gguf\nbuild: {max_seq_len: 128}\n", "build.max_seq_len=256", "serve.http_port=0"
+    )
     assert build_file.model == tmp_path / "m.gguf"
     assert build_file.store == tmp_path / ".plansmith"
     assert build_file.build.max_seq_len == 256
@@ -59,6 +61,4 @@ def test_a_malformed_setting_is_refused(setting):
 
 def test_the_committed_schema_is_the_one_the_code_makes():
     committed = Path(__file__).parents[2] / "plansmith" / "build.schema.json"
-    assert json.loads(committed.read_text()) == json_schema(), (
-        "run: plansmith schema > plansmith/build.schema.json"
-    )
+    assert json.loads(committed.read_text()) == json_schema(), "run: plansmith schema > plansmith/build.schema.json"
