@@ -1,4 +1,4 @@
-"""Stream a completion over Triton's HTTP endpoint with the standard library: python client_http.py "Once upon a time"."""
+"""Stream a completion over HTTP with the standard library alone: python client_http.py "Once upon a time"."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 class Pacing:
     """Times are seconds of a monotonic clock."""
 
-    max_messages_per_second: float = 400.0  # over all streams
-    max_delay: float = 0.05  # the longest a token waits for others of its stream
+    max_messages_per_second: float = 300.0  # over all streams
+    max_delay: float = 0.1  # the longest a token waits for others of its stream
     min_cancel_interval: float = 0.1
-    max_cancel_checks_per_second: float = 50.0
+    max_cancel_checks_per_second: float = 25.0
 
     def interval(self, num_streams: int) -> float:
         """The least time between two messages of one stream while ``num_streams`` are open."""

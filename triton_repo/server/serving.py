@@ -59,7 +59,9 @@ def serve(repository: Path, **settings: Any) -> Iterator[ServeEvent]:
             _watch(server, received)
             yield ServerStopping(signal.Signals(received.first).name)
             server.request_stop()
-            yield ServerStopped(drained=_drain(server, received))
+            drained = _drain(server, received)
+            server.kill()  # before the event, so that whoever sees it finds the ports free
+            yield ServerStopped(drained)
         finally:
             server.kill()
 
