@@ -24,7 +24,7 @@ def weight_node(weight: QuantizedTensor, name: str, *, keep_float32: bool) -> No
         return _int8(weight.values, _scales(weight, name), name)
     if weight.scheme == "fp8":
         return _int8(*int8_per_channel(weight.dequantize()), name)
-    return float_node(weight.dequantize(), name, keep_float32=keep_float32)
+    return _float(weight.values, name, keep_float32=keep_float32)
 
 
 def stored_as(scheme: str, keep_float32: bool) -> str:
@@ -38,12 +38,15 @@ def stored_as(scheme: str, keep_float32: bool) -> str:
     return "as in the checkpoint"
 
 
-def float_node(values: npt.NDArray[np.float32], name: str, *, keep_float32: bool) -> Node:
+def _float(values: npt.NDArray[Any], name: str, *, keep_float32: bool) -> Node:
     """Float weights: stored as float32 or float16, float32 to the graph."""
     from openvino import opset15 as op
 
-    if keep_float32 or np.abs(values).max(initial=0) > np.finfo(np.float16).max:
-        return named(np.ascontiguousarray(values, np.float32), name)
+    if values.dtype != np.float16 or keep_float32:
+        values = values.astype(np.float32)
+        # bfloat16 reaches further than float16: such a weight is stored in full.
+        if keep_float32 or np.abs(values).max(initial=0) > np.finfo(np.float16).max:
+            return named(np.ascontiguousarray(values), name)
     return op.convert(named(values.astype(np.float16), name), "f32")
 
 
