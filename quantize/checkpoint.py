@@ -78,14 +78,22 @@ class Checkpoint(ABC):
         """The Jinja text of the (default) chat template."""
         files = self.side_files()
         if "chat_template.jinja" in files:
-            return files["chat_template.jinja"].decode("utf-8")
-        template = parse_json_object(files.get("tokenizer_config.json", b"{}"), "tokenizer_config.json")
-        return _default_template(template.get("chat_template"))
+            try:
+                return files["chat_template.jinja"].decode("utf-8")
+            except UnicodeDecodeError:
+                raise CheckpointError(f"{self.path}: chat_template.jinja is not UTF-8") from None
+        config = parse_json_object(files.get("tokenizer_config.json", b"{}"), f"{self.path}: tokenizer_config.json")
+        return _default_template(config.get("chat_template"))
 
     @property
     def is_tied(self) -> bool:
         """Whether the output head is the embedding matrix."""
-        return bool(self.config.get("tie_word_embeddings", "lm_head.weight" not in self))
+        tied = self.config.get("tie_word_embeddings")
+        if tied is None:
+            return "lm_head.weight" not in self
+        if not isinstance(tied, bool):
+            raise CheckpointError(f"{self.path}: tie_word_embeddings is {tied!r}, expected true or false")
+        return tied
 
     def __contains__(self, name: object) -> bool:
         return name in self.names()

@@ -32,6 +32,7 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_ONE_CALL_BYTES = 2**20
 _QKV = ("attn_q", "attn_k", "attn_v")
 
 
@@ -75,8 +76,12 @@ class GgufCheckpoint(Checkpoint):
         if not is_vector:
             order = self._row_order(name)
             stored = stored[begin:end] if order is None else stored[order[begin:end]]
+        num_rows = stored.shape[0]
+        if stored.nbytes <= _ONE_CALL_BYTES:
+            # gguf loops over 16 rows at a time, holding the GIL in between; blocks do not know of rows.
+            stored = stored.reshape(1, -1)
         values: npt.NDArray[np.float32] = dequantize(stored, GGMLQuantizationType(tensor.type_id))
-        return values.reshape(-1)[begin:end] if is_vector else values
+        return values.reshape(-1)[begin:end] if is_vector else values.reshape(num_rows, -1)
 
     def source_files(self) -> list[Path]:
         return [self.path]

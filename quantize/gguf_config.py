@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ def convert_config(file: GgufFile, architecture: str, is_tied: bool) -> dict[str
     """config.json of the model. Metadata that would change its numbers is converted or refused, never dropped."""
     prefix = architecture + "."
     _refuse_unknown(file, prefix)
-    hidden_size = file.require(prefix + "embedding_length", int)
+    hidden_size = _positive(file, prefix + "embedding_length")
     num_heads = _positive(file, prefix + "attention.head_count")
     head_dim = file.get(prefix + "attention.key_length", int) or hidden_size // num_heads
     _check_head_dims(file, prefix, head_dim)
@@ -57,12 +58,12 @@ def convert_config(file: GgufFile, architecture: str, is_tied: bool) -> dict[str
         "intermediate_size": _positive(file, prefix + "feed_forward_length"),
         "num_hidden_layers": _positive(file, prefix + "block_count"),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": file.get(prefix + "attention.head_count_kv", int) or num_heads,
+        "num_key_value_heads": _num_kv_heads(file, prefix, num_heads),
         "head_dim": head_dim,
-        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "vocab_size": _vocab_size(file),
         "max_position_embeddings": _positive(file, prefix + "context_length"),
-        "rms_norm_eps": _shortest_float32(file.require(prefix + "attention.layer_norm_rms_epsilon", float)),
-        "rope_theta": _shortest_float32(file.get(prefix + "rope.freq_base", float) or 10000.0),
+        "rms_norm_eps": _positive_float(file, prefix + "attention.layer_norm_rms_epsilon"),
+        "rope_theta": _positive_float(file, prefix + "rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(file, prefix, head_dim),
         "hidden_act": "silu",
         "tie_word_embeddings": is_tied,
@@ -92,9 +93,8 @@ def special_token_ids(file: GgufFile) -> dict[str, int]:
 
 def _token_id(file: GgufFile, name: str) -> int | None:
     token = file.get(f"tokenizer.ggml.{name}_token_id", int)
-    vocab_size = file.tensors["token_embd.weight"].shape[0]
     # Old converters write 0xFFFFFFFF for "none".
-    return token if token is not None and token < vocab_size else None
+    return token if token is not None and token < _vocab_size(file) else None
 
 
 def _positive(file: GgufFile, key: str) -> int:
@@ -104,9 +104,24 @@ def _positive(file: GgufFile, key: str) -> int:
     return value
 
 
-def _shortest_float32(value: float) -> float:
-    """1e-05 rather than 9.999999747378752e-06: the same float32."""
-    return float(str(np.float32(value)))
+def _positive_float(file: GgufFile, key: str, default: float | None = None) -> float:
+    value = file.get(key, float)
+    if value is None:
+        value = file.require(key, float) if default is None else default
+    if not 0 < value < math.inf:
+        raise CheckpointError(f"{file.path}: {key} is {value}, expected a positive number")
+    return float(str(np.float32(value)))  # 1e-05 rather than 9.999999747378752e-06: the same float32
+
+
+def _num_kv_heads(file: GgufFile, prefix: str, num_heads: int) -> int:
+    value = file.get(prefix + "attention.head_count_kv", int)
+    if value is not None and (value <= 0 or num_heads % value):
+        raise CheckpointError(f"{file.path}: {num_heads} attention heads cannot share {value} key-value heads")
+    return value or num_heads
+
+
+def _vocab_size(file: GgufFile) -> int:
+    return prod(file.tensors["token_embd.weight"].shape[:1])
 
 
 def _refuse_unknown(file: GgufFile, prefix: str) -> None:
@@ -133,7 +148,8 @@ def _check_head_dims(file: GgufFile, prefix: str, head_dim: int) -> None:
 def _rope_scaling(file: GgufFile, prefix: str, head_dim: int) -> dict[str, Any] | None:
     scaling = prefix + "rope.scaling."
     kind = file.get(scaling + "type", str)
-    factor = file.get(scaling + "factor", float) or file.get(prefix + "rope.scale_linear", float) or 1.0
+    linear = _positive_float(file, prefix + "rope.scale_linear", 1.0)  # of old files, in place of scaling.factor
+    factor = _positive_float(file, scaling + "factor", linear)
     if ROPE_FREQS in file.tensors:
         if kind not in (None, "none") and factor != 1.0:
             raise CheckpointError(
@@ -171,7 +187,7 @@ def _llama3_scaling(file: GgufFile, prefix: str, head_dim: int) -> dict[str, Any
     if file.tensors[ROPE_FREQS].type_name != "F32" or file.tensors[ROPE_FREQS].shape != (head_dim // 2,):
         raise CheckpointError(f"{file.path}: {ROPE_FREQS} is not F32 [{head_dim // 2}]")
     table = file.rows(ROPE_FREQS).reshape(-1).view(np.float32)
-    theta = file.get(prefix + "rope.freq_base", float) or 10000.0
+    theta = _positive_float(file, prefix + "rope.freq_base", 10000.0)
     factor = round(float(table.max()), 3)
     for original in (8192, 2048, 4096, 16384, 32768, 65536, 131072):
         if np.allclose(table, llama3_divisors(head_dim, theta, factor, original), rtol=1e-4):

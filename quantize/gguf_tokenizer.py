@@ -56,6 +56,10 @@ class _Vocabulary:
         return default if value is None else value
 
     @property
+    def architecture(self) -> str:
+        return self.file.require("general.architecture", str)
+
+    @property
     def adds_bos(self) -> bool:
         return self.flag("add_bos_token", self.model == "llama" or self.pre == "llama-bpe")
 
@@ -198,6 +202,7 @@ def _tokenizer_config(vocabulary: _Vocabulary) -> bytes:
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
+        "model_max_length": vocabulary.file.get(f"{vocabulary.architecture}.context_length", int),
         "add_bos_token": vocabulary.adds_bos,
         "add_eos_token": vocabulary.adds_eos,
         **{f"{ours}_token": vocabulary.special(theirs) for ours, theirs in names.items()},

@@ -42,7 +42,7 @@ def plan_tensors(checkpoint: Checkpoint, recipe: Recipe) -> list[PlannedTensor]:
     for info in checkpoint:
         role = role_of(info.name)
         if role == "derived" or (role == "lm_head" and checkpoint.is_tied):
-            log.info("%s: %s is left out: the model takes it from elsewhere", checkpoint.path, info.name)
+            log.warning("%s: %s is left out; config.json gives the same", checkpoint.path, info.name)
         elif role is not None:
             planned.append(_plan_tensor(checkpoint, info, role, recipe))
     return planned

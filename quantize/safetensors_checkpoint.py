@@ -117,7 +117,7 @@ class SafetensorsCheckpoint(Checkpoint):
                     raise CheckpointError(
                         f"{self.path}: has several safetensors files but no {INDEX_NAME}, which names theirs"
                     )
-        missing = [file.name for file in files if not file.exists()]
+        missing = [file.name for file in files if not file.is_file()]
         if missing:
             raise CheckpointError(f"{self.path}: {INDEX_NAME} names {missing[0]}, which is missing; download it again")
         if not files:
