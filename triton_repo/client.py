@@ -113,7 +113,7 @@ def _post(
 def _refused(response: http.client.HTTPResponse, url: str) -> RequestError | ServeError:
     text = response.read().decode("utf-8", "replace")
     try:
-        message = json.loads(text)["error"]
+        message = json.loads(text.removeprefix("data:"))["error"]  # generate_stream refuses in the form of an event
     except (ValueError, KeyError, TypeError):
         return ServeError(f"{url}: HTTP {response.status}: {text[:200] or response.reason}")
     if _CODE.match(message):

@@ -18,7 +18,7 @@ from triton_repo.server.shared_memory import DIRECTORY, sweep, unique_prefix
 def test_a_taken_port_is_named_with_the_flag_that_changes_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ServeError, match=f"port {port} on 127.0.0.1 is taken; .* --grpc-port"):
+        with pytest.raises(ServeError, match=f"port {port} on 127.0.0.1 is taken; .* serve.grpc_port"):
             reserve_ports("127.0.0.1", 0, port, 0)
 
 
@@ -29,13 +29,13 @@ def test_port_zero_takes_free_ports_that_differ() -> None:
 
 
 def test_one_port_cannot_serve_twice() -> None:
-    with pytest.raises(ServeError, match="port 9000 is given for --http-port and --metrics-port"):
+    with pytest.raises(ServeError, match="port 9000 is given for serve.http_port and serve.metrics_port"):
         reserve_ports("127.0.0.1", 9000, 0, 9000)
 
 
 @pytest.mark.parametrize("port", [-1, 65536])
 def test_ports_have_a_range(port: int) -> None:
-    with pytest.raises(ServeError, match=f"--http-port is {port}; expected 0"):
+    with pytest.raises(ServeError, match=f"serve.http_port is {port}; expected 0"):
         reserve_ports("127.0.0.1", port, 0, 0)
 
 

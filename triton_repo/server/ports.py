@@ -17,7 +17,7 @@ class Ports:
 
 
 def reserve_ports(host: str, http_port: int, grpc_port: int, metrics_port: int) -> Ports:
-    """Check the ports, and choose a free one wherever 0 is asked for. Raises ServeError naming port and flag."""
+    """Check the ports, and choose a free one wherever 0 is asked for. Raises ServeError naming port and setting."""
     wanted = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
     _refuse_twins(wanted)
     open_sockets: list[socket.socket] = []
@@ -36,11 +36,11 @@ def reserve_ports(host: str, http_port: int, grpc_port: int, metrics_port: int) 
 
 def _bind(host: str, port: int, kind: str) -> socket.socket:
     if not 0 <= port <= 65535:
-        raise ServeError(f"--{kind}-port is {port}; expected 0 (any free port) to 65535")
+        raise ServeError(f"serve.{kind}_port is {port}; expected 0 (any free port) to 65535")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise ServeError(f"--host is {host!r}: {error.strerror}") from None
+        raise ServeError(f"serve.host is {host!r}: {error.strerror}") from None
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a former server do not count
@@ -50,10 +50,10 @@ def _bind(host: str, port: int, kind: str) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise ServeError(
-                f"port {port} on {host} is taken; stop what uses it or choose another with --{kind}-port"
+                f"port {port} on {host} is taken; stop what uses it or set serve.{kind}_port (0: any free one)"
             ) from None
         raise ServeError(
-            f"port {port} on {host} cannot be used: {error.strerror}; choose another with --{kind}-port"
+            f"port {port} on {host} cannot be used: {error.strerror}; set serve.{kind}_port or serve.host to another"
         ) from None
     return listener
 
@@ -62,5 +62,7 @@ def _refuse_twins(wanted: dict[str, int]) -> None:
     seen: dict[int, str] = {}
     for kind, port in wanted.items():
         if port and port in seen:
-            raise ServeError(f"port {port} is given for --{seen[port]}-port and --{kind}-port; choose different ones")
+            raise ServeError(
+                f"port {port} is given for serve.{seen[port]}_port and serve.{kind}_port; choose different ones"
+            )
         seen[port] = kind

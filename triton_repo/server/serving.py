@@ -45,13 +45,15 @@ ServeEvent = ServerReady | ServerStopping | ServerStopped
 def serve(repository: Path, **settings: Any) -> Iterator[ServeEvent]:
     """Serve a repository until SIGINT or SIGTERM; ``settings`` are those of TritonServer. Main thread only.
 
-    Yields ServerReady, ServerStopping, ServerStopped. Raises ServeError when the server cannot start or ends by itself.
+    Yields ServerReady, ServerStopping, ServerStopped. Raises ServeError when the server cannot start or ends by itself,
+    KeyboardInterrupt when a signal comes before it is ready.
     """
     started = time.monotonic()
     with _signals() as received:
         server = TritonServer(repository, **settings)
         try:
             server.start()
+            received.is_serving = True
             seconds = time.monotonic() - started
             yield ServerReady(
                 server.model_name, server.http_url, server.grpc_address, server.metrics_url, server.pid, seconds
@@ -70,11 +72,14 @@ class _Received:
     """Signals that came, as the handler counts them."""
 
     def __init__(self) -> None:
+        self.is_serving = False
         self.first = 0
         self.count = 0
         self.arrived = threading.Event()
 
     def handle(self, number: int, _frame: Any) -> None:
+        if not self.is_serving:
+            raise KeyboardInterrupt  # there is nothing to drain: the start itself is broken off
         self.first = self.first or number
         self.count += 1
         self.arrived.set()
