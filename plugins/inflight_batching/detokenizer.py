@@ -20,6 +20,9 @@ def special_token_ids(tokenizer: Tokenizer) -> frozenset[int]:
 class IncrementalDetokenizer:
     """Decodes a sequence as it grows; together the pieces are ``tokenizer.decode`` of the whole without special tokens.
 
+    (Where a model emits bytes that are no text, a byte-fallback decoder takes back characters before them; a stream
+    cannot, and shows them.)
+
     Each new token is decoded behind the tokens that gave the previous piece, because decoders treat a first token
     apart (they drop its leading space) and join bytes across tokens; what those tokens gave alone is then cut off.
     Special tokens are left out here and not by ``DecodeStream``: as the only context they would decode to nothing, and

@@ -74,7 +74,7 @@ class InflightGenerator:
         scheduler = self._scheduler
         return GeneratorStats(
             num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting) + self._inbox.num_messages,
+            num_waiting=len(scheduler.waiting) + self._inbox.num_submitted,
             num_blocks=scheduler.pool.num_blocks,
             num_free_blocks=scheduler.pool.num_free,
             num_steps=self.timing.num_steps,

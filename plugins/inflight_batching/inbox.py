@@ -60,5 +60,7 @@ class Inbox:
             self._open_ids.difference_update(request_ids)
 
     @property
-    def num_messages(self) -> int:
-        return len(self._messages)
+    def num_submitted(self) -> int:
+        """Requests that the step thread has not seen yet."""
+        with self._changed:
+            return sum(isinstance(message, Sequence) for message in self._messages)

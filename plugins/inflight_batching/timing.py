@@ -17,7 +17,7 @@ class StepTiming:
 
     @property
     def host_seconds(self) -> float:
-        """All of our Python."""
+        """All of our Python in a step; what it costs to take requests in is not part of it."""
         return self.schedule_seconds + self.sample_seconds + self.output_seconds
 
     def add(self, *, schedule: float, step: float, sample: float, output: float) -> None:

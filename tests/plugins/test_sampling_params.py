@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plansmith_errors import RequestError
@@ -73,6 +73,7 @@ json_values = st.recursive(
 names = st.sampled_from(["max_tokens", "temperature", "top_k", "top_p", "seed", "stop", "ignore_eos", "logprobs", "n"])
 
 
+@settings(deadline=None)
 @given(st.dictionaries(names, json_values, max_size=4))
 def test_any_json_object_is_read_or_refused_on_one_short_line(values):
     try:
