@@ -47,6 +47,9 @@ class GgufCheckpoint(Checkpoint):
             raise CheckpointError(
                 f"{path}: architecture {self.architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
             )
+        num_parts = self._file.get("split.count", int)
+        if num_parts is not None and num_parts > 1:
+            raise CheckpointError(f"{path}: is one of {num_parts} parts; join them first: llama-gguf-split --merge")
         self._ggml_names = self._map_names()
         self.config = convert_config(self._file, self.architecture, self._find_tied())
         self._check_shapes()
@@ -143,7 +146,7 @@ class GgufCheckpoint(Checkpoint):
         ggml_type = GGMLQuantizationType(tensor.type_id)
         try:
             dequantize(np.zeros((1, GGML_QUANT_SIZES[ggml_type][1]), np.uint8), ggml_type)
-        except NotImplementedError:
+        except RuntimeError:  # gguf says in this way that it has no code for the type
             raise CheckpointError(
                 f"{self.path}: tensor {ggml_name!r} is {tensor.type_name}, which cannot be dequantized"
             ) from None

@@ -156,6 +156,10 @@ def _rope_scaling(file: GgufFile, prefix: str, head_dim: int) -> dict[str, Any] 
                 f"{file.path}: has both {ROPE_FREQS} and {scaling}type {kind!r}; expected one of them"
             )
         return _llama3_scaling(file, prefix, head_dim)
+    if kind != "yarn" and file.get(scaling + "attn_factor", float) not in (None, 1.0):
+        raise CheckpointError(
+            f"{file.path}: {scaling}attn_factor is supported with the type yarn alone, found {kind!r}"
+        )
     if kind == "none" or (kind is None and factor == 1.0):
         return None
     if kind in ("linear", None):

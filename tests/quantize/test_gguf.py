@@ -129,6 +129,10 @@ def test_llama3_table_is_that_of_transformers() -> None:
         ({"llama.attention.sliding_window": 4096}, "changes the model's numbers"),
         ({"llama.rope.dimension_count": 8}, "expected head_dim, which is 16"),
         ({"llama.expert_count": 8}, "mixture of experts"),
+        ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.attn_factor": 2.0}, "with the type yarn alone"),
+        ({"llama.attention.head_count_kv": 3}, "4 attention heads cannot share 3"),
+        ({"llama.attention.layer_norm_rms_epsilon": -1.0}, "expected a positive number"),
+        ({"split.count": 3}, "is one of 3 parts"),
         ({"llama.attention.key_length": 32}, "the metadata says"),
     ],
 )

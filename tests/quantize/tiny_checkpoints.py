@@ -136,6 +136,7 @@ def write_gguf(
     writer.add_rope_freq_base(10000.0)
     _add_tokenizer(writer, architecture)
     for key, value in (metadata or {}).items():
+        writer.kv_data[0].pop(key, None)
         add = {str: writer.add_string, float: writer.add_float32, bool: writer.add_bool, int: writer.add_uint32}[
             type(value)
         ]
