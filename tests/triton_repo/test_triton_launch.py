@@ -29,7 +29,7 @@ def test_port_zero_takes_free_ports_that_differ() -> None:
 
 
 def test_one_port_cannot_serve_twice() -> None:
-    with pytest.raises(ServeError, match="port 9000 is given for serve.http_port and serve.metrics_port"):
+    with pytest.raises(ServeError, match=r"port 9000 is given for serve\.http_port and serve\.metrics_port"):
         reserve_ports("127.0.0.1", 9000, 0, 9000)
 
 
@@ -83,6 +83,11 @@ def test_the_reason_is_found_in_the_log(tmp_path: Path) -> None:
         "error: creating server: Internal - failed to load all models\n"
     )
     assert failure_line(log) == "built for openvino 1, found 2"
+    log.write_text(
+        "E1130 22:10:17.2 12 model_lifecycle.cc:642] \"failed to load 'llm' version 1: Internal: RuntimeError: "
+        'plansmith is not installed\\n\\nAt:\\n  /r/llm/1/model.py(15): <module>\\n"\n'
+    )
+    assert failure_line(log) == "plansmith is not installed"
     log.write_text("I1130 22:10:17.1 12 server.cc:1] starting\nE1130 22:10:17.2 12 http.cc:3] no such address\n")
     assert failure_line(log) == "no such address"
 

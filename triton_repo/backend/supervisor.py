@@ -39,7 +39,8 @@ class Supervisor:
     def close(self) -> None:
         self._closing.set()
         self._thread.join(PERIOD_S * 4)
-        faulthandler.cancel_dump_traceback_later()
+        # the stub ends when its model is unloaded; one that hangs on the way must not stay as an orphan
+        faulthandler.dump_traceback_later(DEAD_MAN_S, exit=True)
 
     def _run(self) -> None:
         publish = self._make_publisher()

@@ -9,6 +9,9 @@ _TAIL_BYTES = 1 << 20
 # a glog prefix such as: E1130 22:10:17.123456 1234 model_lifecycle.cc:642]
 _PREFIX = re.compile(r"^[EWIF]\d{4} [\d:.]+ \d+ [\w.]+:\d+\]\s*")
 _LOAD_ERROR = re.compile(r"failed to load '[^']*' version \d+: \w+(?: \w+)?: (.*)")
+# glog quotes messages and escapes their line ends; the stub adds its Python frames
+_FRAMES = re.compile(r"(\\n)+At:.*|\"$")
+_EXCEPTION_NAME = re.compile(r"^\w+(Error|Exception): ")
 _PYTHON_FRAME = re.compile(r"^\s*(At:$|/.*\(\d+\): |$)")
 
 
@@ -17,7 +20,7 @@ def failure_line(log: Path) -> str:
     lines = _tail(log)
     for line in reversed(lines):
         if match := _LOAD_ERROR.search(line):
-            return match.group(1).strip()
+            return _EXCEPTION_NAME.sub("", _FRAMES.sub("", match.group(1)).strip())
     errors = [line for line in lines if re.match(r"^(E\d{4} |error: )", line)]
     for line in reversed(errors or lines):
         if not _PYTHON_FRAME.match(line):

@@ -199,8 +199,9 @@ class TritonServer:
             if (end := self._started(self._process).poll()) is not None:
                 raise ServeError(f"the server did not come up (exit code {end}): {failure_line(self.log_file)}")
             if time.monotonic() > deadline:
+                last = failure_line(self.log_file)
                 raise ServeError(
-                    f"the server was not ready within {self._ready_timeout:.0f} s; its log: {self.log_file}"
+                    f"the server was not ready within {self._ready_timeout:.0f} s; last in its log: {last}"
                 )
             time.sleep(POLL_S)
 
