@@ -1,6 +1,6 @@
 """The one exception tree. It stands below every package, so that each can raise and the command can catch.
 
-A message is one line: what was found, what was expected, what to do. The command prints it and exits with ``exit_code``;
+A message is one line: what was found, what was expected, what to do. The command prints it, exits with ``exit_code``;
 any other exception that reaches the command is a bug of ours and keeps its stack trace.
 """
 

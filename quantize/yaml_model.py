@@ -1,6 +1,6 @@
 """YAML files into pydantic models, with errors that a user can act on.
 
-Duplicate keys are refused (YAML keeps the last one in silence) and an unknown key is answered with the nearest known one.
+Duplicate keys are refused (YAML keeps the last one in silence); an unknown key is answered with the nearest known one.
 """
 
 from __future__ import annotations

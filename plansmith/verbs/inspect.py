@@ -67,7 +67,7 @@ def _checkpoint(path: Path) -> dict[str, Any]:
         "origin": checkpoint.origin,
         "architecture": checkpoint.config.get("model_type"),
         "num_tensors": len(tensors),
-        "size": human_bytes(sum(tensor["bytes"] for tensor in tensors)),
+        "size": human_bytes(sum(tensor.nbytes for tensor in checkpoint)),
         "has_chat_template": checkpoint.chat_template is not None,
         "quantization": quantization,
         "tensors": tensors,

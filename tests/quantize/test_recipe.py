@@ -15,7 +15,7 @@ def test_built_in_recipes() -> None:
     for name in quantize.list_recipes():
         assert quantize.load_recipe(name).name == name
     int4 = quantize.load_recipe("int4-rtn").linears.int4
-    assert int4 is not None and (int4.group_size, int4.symmetric, int4.scale) == (64, False, "mse")
+    assert int4 is not None and (int4.group_size, int4.symmetric, int4.scale) == (64, False, "absmax")
 
 
 def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
