@@ -22,10 +22,10 @@ class ConfigReader:
     def get(self, key: str) -> Any:
         return self.config.get(key)
 
-    def positive_int(self, key: str, default: int | None = None) -> int:
+    def integer(self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = _LARGEST) -> int:
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _LARGEST:
-            raise BuildError(f"{self.where}: {key} is {value!r}; expected an integer of 1 or more")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise BuildError(f"{self.where}: {key} is {value!r}; expected an integer of {minimum} to {maximum}")
         return value
 
     def positive_float(self, key: str, default: float | None = None) -> float:

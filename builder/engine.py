@@ -88,12 +88,14 @@ def load_engine(path: Path, *, num_blocks: int | None = None, num_threads: int |
     for name, value in (("num_blocks", num_blocks), ("num_threads", num_threads)):
         if value is not None and value < 1:
             raise EngineError(f"{name} is {value}; expected 1 or more")
+    from builder.targets.cpu.compiled import MODEL_BIN, MODEL_XML
+    from builder.targets.cpu.engine import OpenVinoEngine
+
     manifest = read_manifest(path)
     if manifest.target != "cpu":
         raise EngineError(f"{path}: built for target {manifest.target!r}; this version loads: cpu")
     _check_library(path, manifest)
-    check_files(path, manifest, hash_below=_HASH_BELOW)
-    from builder.targets.cpu.engine import OpenVinoEngine
+    check_files(path, manifest, required=(MODEL_XML, MODEL_BIN), hash_below=_HASH_BELOW)
 
     engine = OpenVinoEngine(path, manifest, num_blocks=num_blocks, num_threads=num_threads)
     _log.info("loaded %s: %d KV blocks of %d tokens", path, engine.limits.num_blocks, engine.limits.tokens_per_block)

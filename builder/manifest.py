@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,8 +88,11 @@ def write_manifest(path: Path, manifest: EngineManifest) -> None:
     (path / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
-def check_files(path: Path, manifest: EngineManifest, *, hash_below: int) -> None:
+def check_files(path: Path, manifest: EngineManifest, *, required: Iterable[str], hash_below: int) -> None:
     """Compare the size of every file, and the content of those smaller than ``hash_below`` bytes, with the manifest."""
+    for name in required:
+        if name not in manifest.files:
+            raise EngineError(f"{path}: {MANIFEST_NAME} does not name {name}; build the engine again")
     for name, entry in manifest.files.items():
         file = path / name
         if Path(name).name != name or not file.is_file():

@@ -10,7 +10,9 @@ from builder.config_reader import ConfigReader
 from builder.rope_spec import RopeSpec, read_rope
 from plansmith_errors import BuildError
 
+_MOST_LAYERS = 10_000
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+_QWEN_MAX_WINDOW_LAYERS = 28  # of transformers' Qwen2Config and Qwen3Config, where the key is absent
 _MISTRAL_SLIDING_WINDOW = 4096  # of transformers' MistralConfig, where the key is absent
 
 
@@ -47,19 +49,19 @@ class ModelSpec:
         reader = ConfigReader(config)
         model_type = _model_type(reader)
         _refuse_other_features(reader)
-        num_heads = reader.positive_int("num_attention_heads")
-        num_layers = reader.positive_int("num_hidden_layers")
+        num_heads = reader.integer("num_attention_heads")
+        num_layers = reader.integer("num_hidden_layers", maximum=_MOST_LAYERS)
         attention_bias = model_type in ("llama", "qwen3") and reader.boolean("attention_bias", False)
         return cls(
             model_type=model_type,
-            hidden_size=reader.positive_int("hidden_size"),
-            intermediate_size=reader.positive_int("intermediate_size"),
+            hidden_size=reader.integer("hidden_size"),
+            intermediate_size=reader.integer("intermediate_size"),
             num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=_num_kv_heads(reader, model_type, num_heads),
             head_dim=_head_dim(reader, model_type, num_heads),
-            vocab_size=reader.positive_int("vocab_size"),
-            max_position_embeddings=reader.positive_int("max_position_embeddings"),
+            vocab_size=reader.integer("vocab_size"),
+            max_position_embeddings=reader.integer("max_position_embeddings"),
             rms_norm_eps=reader.positive_float("rms_norm_eps", 1e-6),
             qkv_bias=model_type == "qwen2" or attention_bias,
             o_bias=attention_bias,
@@ -91,7 +93,7 @@ def _refuse_other_features(reader: ConfigReader) -> None:
 
 def _num_kv_heads(reader: ConfigReader, model_type: str, num_heads: int) -> int:
     # Only llama's config means "as many as query heads" by a missing key.
-    count = reader.positive_int("num_key_value_heads", num_heads if model_type == "llama" else None)
+    count = reader.integer("num_key_value_heads", num_heads if model_type == "llama" else None)
     if num_heads % count:
         raise BuildError(
             f"{reader.where}: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {count}"
@@ -100,12 +102,12 @@ def _num_kv_heads(reader: ConfigReader, model_type: str, num_heads: int) -> int:
 
 
 def _head_dim(reader: ConfigReader, model_type: str, num_heads: int) -> int:
-    hidden_size = reader.positive_int("hidden_size")
+    hidden_size = reader.integer("hidden_size")
     if reader.get("head_dim") is None and model_type != "qwen3" and hidden_size % num_heads:
         raise BuildError(
             f"{reader.where}: hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}"
         )
-    head_dim = reader.positive_int("head_dim", 128 if model_type == "qwen3" else hidden_size // num_heads or None)
+    head_dim = reader.integer("head_dim", 128 if model_type == "qwen3" else hidden_size // num_heads or None)
     if head_dim % 2 or head_dim < 4:
         raise BuildError(f"{reader.where}: head_dim is {head_dim}; expected an even number of 4 or more")
     return head_dim
@@ -123,15 +125,14 @@ def _sliding_windows(reader: ConfigReader, model_type: str, num_layers: int) -> 
 
 
 def _optional_window(reader: ConfigReader) -> int | None:
-    return None if reader.get("sliding_window") is None else reader.positive_int("sliding_window")
+    return None if reader.get("sliding_window") is None else reader.integer("sliding_window")
 
 
 def _sliding_layers(reader: ConfigReader, num_layers: int) -> list[bool]:
     """Which layers slide: ``layer_types``, or in older configs all from ``max_window_layers`` on."""
     kinds = reader.get("layer_types")
     if kinds is None:
-        first = reader.get("max_window_layers")
-        first = num_layers if first is None else first
+        first = reader.integer("max_window_layers", _QWEN_MAX_WINDOW_LAYERS, minimum=0)
         return [layer >= first for layer in range(num_layers)]
     known = {"full_attention", "sliding_attention"}
     if not isinstance(kinds, list) or len(kinds) != num_layers or not known.issuperset(map(str, kinds)):

@@ -47,21 +47,21 @@ def read_rope(config: ConfigReader) -> RopeSpec:
     Raises BuildError on an unknown type, a missing parameter or a partial rotation.
     """
     scaling = config.section("rope_parameters") or config.section("rope_scaling") or ConfigReader({}, config.where)
+    if any(isinstance(value, dict) for value in scaling.config.values()):
+        raise BuildError(f"{scaling.where}: the rotary embedding differs between layers, which is not supported")
     rope_type = _rope_type(scaling)
     partial = scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     if partial != 1.0:
         raise BuildError(
             f"{config.where}: partial_rotary_factor is {partial!r}; only a full rotation (1.0) is supported"
         )
-    limit = config.positive_int("max_position_embeddings")
-    top_level = config.get("original_max_position_embeddings") and config.positive_int(
-        "original_max_position_embeddings"
-    )
+    limit = config.integer("max_position_embeddings")
+    top_level = config.get("original_max_position_embeddings") and config.integer("original_max_position_embeddings")
     spec = RopeSpec(
         rope_type=rope_type,
         theta=scaling.optional_float("rope_theta") or config.positive_float("rope_theta", _DEFAULT_THETA),
         max_position_embeddings=limit,
-        original_max_position_embeddings=top_level or scaling.positive_int("original_max_position_embeddings", limit),
+        original_max_position_embeddings=top_level or scaling.integer("original_max_position_embeddings", limit),
         factor=_factor(scaling, rope_type),
     )
     return _with_parameters_of_type(spec, scaling)

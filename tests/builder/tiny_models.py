@@ -66,7 +66,7 @@ def make_step(chunks, tables, tokens_per_block: int) -> StepInputs:
 
 
 def run_mixed(engine, ids: np.ndarray, seed: int = 1) -> np.ndarray:
-    """All logits of ``ids`` in random ragged steps: prefill chunks and decodes mixed, blocks scattered over the pool."""
+    """All logits of ``ids`` in random ragged steps: prefill chunks and decodes mixed, over scattered blocks."""
     rng = np.random.default_rng(seed)
     size = engine.limits.tokens_per_block
     tables = rng.permutation(engine.limits.num_blocks).reshape(len(ids), -1)

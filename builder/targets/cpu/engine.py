@@ -11,12 +11,23 @@ import numpy.typing as npt
 from builder.manifest import EngineManifest
 from builder.model_spec import ModelSpec
 from builder.targets.cpu.attention import TOKENS_PER_BLOCK
-from builder.targets.cpu.compiled import compile_engine, kv_pools
+from builder.targets.cpu.compiled import KvPool, compile_engine, kv_pools
+from builder.targets.cpu.input_buffer import InputBuffer
 from builder.targets.cpu.settings import thread_properties
-from plansmith_errors import EngineError
+from plansmith_errors import BuildError, EngineError
 from plugins.inflight_batching.step import EngineLimits, StepInputs
 
 _MAX_DEFAULT_KV_BYTES = 1 << 30
+_STEP_INPUTS = (  # in the order in which step() sets them
+    "input_ids",
+    "position_ids",
+    "past_lens",
+    "subsequence_begins",
+    "block_indices",
+    "block_indices_begins",
+    "max_context_len",
+    "logits_indices",
+)
 
 
 class OpenVinoEngine:
@@ -25,7 +36,7 @@ class OpenVinoEngine:
     def __init__(
         self, path: Path, manifest: EngineManifest, *, num_blocks: int | None = None, num_threads: int | None = None
     ) -> None:
-        spec = ModelSpec.from_hf_config(manifest.model)
+        spec = _spec(path, manifest)
         properties = manifest.compile_properties | thread_properties(num_threads)
         compiled = compile_engine(path, spec, properties)
         pools = kv_pools(compiled)
@@ -40,33 +51,35 @@ class OpenVinoEngine:
             vocab_size=limits.vocab_size,
         )
         self._request: Any = compiled.create_infer_request()
-        self._allocate(pools, count)
+        _allocate(self._request, pools, count)
+        names = [port.get_any_name() for port in compiled.inputs]
+        self._buffers = [InputBuffer(self._request, names.index(name)) for name in _STEP_INPUTS]
 
     @property
     def limits(self) -> EngineLimits:
         return self._limits
 
     def step(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
-        """See StepEngine. The arrays of ``inputs`` are read in place."""
-        request, tensor = self._request, self._tensor
+        """See StepEngine."""
+        request = self._request
         if request is None:
             raise EngineError("the engine is closed; load it again")
         self._check(inputs)
-        longest = (inputs.past_lens + np.diff(inputs.query_starts)).max()
-        arrays = {
-            "input_ids": inputs.input_ids,
-            "position_ids": inputs.position_ids,
-            "past_lens": inputs.past_lens,
-            "subsequence_begins": inputs.query_starts,
-            "block_indices": inputs.block_indices,
-            "block_indices_begins": inputs.block_begins,
-            "max_context_len": np.array(longest, np.int32),
-            "logits_indices": inputs.logits_indices,
-        }
+        longest = (inputs.past_lens + inputs.query_starts[1:] - inputs.query_starts[:-1]).max()
+        arrays: tuple[npt.NDArray[Any], ...] = (
+            inputs.input_ids,
+            inputs.position_ids,
+            inputs.past_lens,
+            inputs.query_starts,
+            inputs.block_indices,
+            inputs.block_begins,
+            np.array(longest, np.int32),
+            inputs.logits_indices,
+        )
         try:
-            for name, array in arrays.items():
-                request.set_tensor(name, tensor(array, shared_memory=True))
-            request.infer()
+            for buffer, array in zip(self._buffers, arrays, strict=True):
+                buffer.put(array)
+            request.infer(share_outputs=True)  # by default it copies the logits
         except RuntimeError as error:
             raise EngineError(f"OpenVINO failed in a step: {str(error).strip().splitlines()[-1]}") from error
         logits: npt.NDArray[np.float32] = request.get_output_tensor(0).data[:, 0]
@@ -74,21 +87,30 @@ class OpenVinoEngine:
 
     def close(self) -> None:
         self._request = None
+        self._buffers = []
 
     def _check(self, inputs: StepInputs) -> None:
         """Guard the kernel, which would read and write outside its pools."""
-        num_tokens, blocks = len(inputs.input_ids), inputs.block_indices
+        num_tokens = len(inputs.input_ids)
         if not 0 < num_tokens <= self._limits.max_num_tokens:
             raise EngineError(f"a step has {num_tokens} tokens; this engine takes 1 to {self._limits.max_num_tokens}")
-        if blocks.min() < 0 or blocks.max() >= self._limits.num_blocks:
-            raise EngineError(f"a step names KV block {blocks.max()}; this engine has {self._limits.num_blocks}")
+        highest = inputs.block_indices.view(np.uint32).max()  # a negative number reads as a huge one
+        if highest >= self._limits.num_blocks:
+            raise EngineError(f"a step names KV block {highest}; this engine has {self._limits.num_blocks}")
 
-    def _allocate(self, pools: list[Any], num_blocks: int) -> None:
-        from openvino import Shape, Tensor
 
-        self._tensor = Tensor
-        for pool in pools:
-            self._request.set_tensor(pool.name, Tensor(pool.element_type, Shape([num_blocks, *pool.block_shape])))
+def _spec(path: Path, manifest: EngineManifest) -> ModelSpec:
+    try:
+        return ModelSpec.from_hf_config(manifest.model)
+    except BuildError as error:
+        raise EngineError(f"{path}: the manifest's model: {error}") from None
+
+
+def _allocate(request: Any, pools: list[KvPool], num_blocks: int) -> None:
+    from openvino import Shape, Tensor
+
+    for pool in pools:
+        request.set_tensor(pool.name, Tensor(pool.element_type, Shape([num_blocks, *pool.block_shape])))
 
 
 def _default_num_blocks(manifest: EngineManifest, bytes_per_block: int) -> int:
