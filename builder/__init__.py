@@ -1,10 +1,19 @@
-"""From a checkpoint to an engine: model spec, the network written once, its targets, the engine artifact."""
+"""From a checkpoint to an engine: model spec, the network written once, its targets, the engine artifact.
 
-from builder.engine import build_engine, load_engine, load_reference
-from builder.manifest import EngineManifest, read_manifest
-from builder.model_spec import ModelSpec
-from builder.options import BuildOptions
-from builder.perplexity import Perplexity, perplexity
+The names below are loaded when they are first used, so that reading a build file does not import NumPy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from builder.engine import build_engine, load_engine, load_reference
+    from builder.manifest import EngineManifest, read_manifest
+    from builder.model_spec import ModelSpec
+    from builder.options import BuildOptions
+    from builder.scoring import Perplexity, perplexity
 
 __all__ = [
     "BuildOptions",
@@ -17,3 +26,20 @@ __all__ = [
     "perplexity",
     "read_manifest",
 ]
+
+_MODULES = {
+    "builder.engine": ("build_engine", "load_engine", "load_reference"),
+    "builder.manifest": ("EngineManifest", "read_manifest"),
+    "builder.model_spec": ("ModelSpec",),
+    "builder.options": ("BuildOptions",),
+    "builder.scoring": ("Perplexity", "perplexity"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'builder' has no attribute {name!r}")
+    value = getattr(import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value

@@ -89,7 +89,7 @@ def test_another_library_version_is_refused_with_the_remedy(engine_dir):
         ({"target": "tensorrt"}, "built for target 'tensorrt'; this version loads: cpu"),
         ({"limits": {}}, "limits.max_batch_size: field required"),
         (
-            {"files": dict.fromkeys(["../x", "model.xml", "model.bin"], {"bytes": 1, "sha256": ""})},
+            {"files": {name: {"bytes": 1, "sha256": ""} for name in ("../x", "model.xml", "model.bin")}},
             r"\.\./x is missing",
         ),
         ({"files": {}}, "does not name model.xml"),
