@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -174,3 +175,12 @@ def test_a_build_needs_an_empty_directory_and_a_checkpoint(checkpoint, built, tm
         builder.build_engine(checkpoint, built, builder.BuildOptions(), plansmith_version="1")
     with pytest.raises(PlansmithError, match="nowhere"):
         builder.build_engine(tmp_path / "nowhere", tmp_path, builder.BuildOptions(), plansmith_version="1")
+
+
+def test_a_missing_library_is_one_clear_line(built, checkpoint, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(EngineError, match=r"torch, which is not installed; run: pip install 'plansmith\[quantize\]'"):
+        builder.load_reference(checkpoint)
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(EngineError, match=r"OpenVINO, which is not installed; run: pip install 'plansmith\[cpu\]'"):
+        builder.load_engine(built)

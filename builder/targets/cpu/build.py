@@ -16,6 +16,7 @@ from builder.targets.cpu.compiled import MODEL_XML, bytes_per_block, compile_eng
 from builder.targets.cpu.constants import stored_as
 from builder.targets.cpu.ops import OpenVinoOps
 from builder.targets.cpu.settings import compile_properties
+from plansmith_errors import BuildError, EngineError
 
 if TYPE_CHECKING:
     from builder.options import BuildOptions
@@ -44,11 +45,18 @@ def build(
     logits = decoder(ops, spec)
     logits.output(0).get_tensor().set_names({"logits"})
     model = openvino.Model([logits.output(0)], ops.parameters.all(), spec.model_type)
-    openvino.save_model(model, output / MODEL_XML, compress_to_fp16=False)
+    try:
+        openvino.save_model(model, output / MODEL_XML, compress_to_fp16=False)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise BuildError(f"{output}: the engine cannot be written ({reason}); is there room on the disk?") from error
     del model, logits, ops  # free the weights before they are loaded again
     groups = {group for scheme, group in weights.kinds if scheme == "int4" and group}
     properties = compile_properties(options.precision, groups)
-    compiled = compile_engine(output, spec, properties)
+    try:
+        compiled = compile_engine(output, spec, properties)
+    except EngineError as error:
+        raise BuildError(str(error)) from error
     kv_cache = KvCache(
         dtype=properties["KV_CACHE_PRECISION"],
         tokens_per_block=TOKENS_PER_BLOCK,

@@ -40,7 +40,7 @@ def compile_engine(path: Path, spec: ModelSpec, properties: dict[str, str]) -> C
         return core.compile_model(model, "CPU", properties)
     except (RuntimeError, KeyError) as error:
         reason = str(error).strip().splitlines()[-1]
-        raise EngineError(f"{path}: OpenVINO cannot compile the model ({reason}); build the engine again") from error
+        raise EngineError(f"{path}: OpenVINO cannot compile the model ({reason})") from error
 
 
 def _keep_floats_compressed(model: Model) -> None:
