@@ -15,7 +15,7 @@ from plansmith.console import human_bytes, table
 from triton_repo import TritonServer, check_repository, render_chat_with, stream_generate
 
 HERE = Path(__file__).parent
-QUESTION = "What is the capital of France, and what is it known for?"
+QUESTION = "Explain in simple words why the sky is blue."
 MAX_TOKENS = 120
 
 
