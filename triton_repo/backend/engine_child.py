@@ -46,8 +46,10 @@ class EngineChild:
     def describe_end(self) -> str:
         """Reap the process and say in one line how it ended."""
         code = self._process.wait()
+        self._writer.close()
         if code < 0:
-            return f"the engine process {self.pid} was killed by {signal.Signals(-code).name}"
+            known = {number.value: number.name for number in signal.Signals}
+            return f"the engine process {self.pid} was killed by {known.get(-code, f'signal {-code}')}"
         return f"the engine process {self.pid} ended with exit code {code}; see the server log"
 
     def kill(self) -> None:

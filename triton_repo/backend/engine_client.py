@@ -139,7 +139,7 @@ class EngineClient:
         while not self._close_requested.is_set():
             reason = self._run_engine()
             if self._close_requested.is_set():
-                self._fail_streams("[UNAVAILABLE] the model is being unloaded")
+                self._after_death("the model is being unloaded", can_retry=False)
                 return
             was_ready = self._state == "ready"
             logger.error("%s", reason)
@@ -163,7 +163,11 @@ class EngineClient:
             child = EngineChild(self._command)
         except OSError as error:
             return f"the engine process cannot be started: {error}"
-        self._child = child
+        with self._lock:
+            self._child = child
+            is_closed = self._state == "closed"
+        if is_closed:  # while the process was being started: nobody else would end it
+            child.stop(0)
         load_error = ""
         try:
             for event in child.events():
@@ -174,6 +178,10 @@ class EngineClient:
         except EngineError as error:
             child.kill()
             return str(error)
+        except Exception as error:  # a bug of ours: this thread must live on, or no engine would ever be started again
+            logger.exception("reading from the engine process failed")
+            child.kill()
+            return f"{type(error).__name__}: {error}"
         finally:
             self._child = None
         return load_error or child.describe_end()
@@ -217,10 +225,11 @@ class EngineClient:
             if self._state != "closed":
                 self._state = "starting" if can_retry else "failed"
             self._failure = reason
-            self._backlog.clear()
-        self._fail_streams(f"[UNAVAILABLE] {reason}")
+            streams = self._take_streams()
+        self._pool.fail(streams, f"[UNAVAILABLE] {reason}")
 
-    def _fail_streams(self, error: str) -> None:
-        with self._lock:
-            streams, self._streams = list(self._streams.values()), {}
-        self._pool.fail(streams, error)
+    def _take_streams(self) -> list[Stream]:
+        """All open streams, which are then no longer open. The lock is held."""
+        streams, self._streams = list(self._streams.values()), {}
+        self._backlog.clear()
+        return streams
