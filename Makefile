@@ -40,6 +40,7 @@ format: setup-dev  ## rewrite files in the house style
 
 bench: setup-dev model  ## every benchmark, one after the other; each prints a table
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/identity.py $(MODEL)
 	$(BIN)/python benchmarks/step.py $(MODEL)
 	$(BIN)/python benchmarks/serve.py $(MODEL)
 	$(BIN)/python benchmarks/cpu_engine.py $(MODEL)
