@@ -96,7 +96,10 @@ class ObservedEngine:
 
 
 def measure(engine: StepEngine, tokenizer: Tokenizer, num_seqs: int, max_tokens: int, seed: int) -> dict[str, float]:
-    """Milliseconds per decode step of ``num_seqs`` greedy sequences, by part."""
+    """Milliseconds per decode step of ``num_seqs`` greedy sequences, by part.
+
+    Prompts differ in length, so that sequences enter new blocks at different steps, as they do in a service.
+    """
     rng = random.Random(seed)
     ends, all_ended = itertools.count(1), threading.Event()
 
@@ -110,7 +113,7 @@ def measure(engine: StepEngine, tokenizer: Tokenizer, num_seqs: int, max_tokens:
     observed.timing = generator.timing
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     for number in range(num_seqs):
-        prompt = [rng.randrange(100, engine.limits.vocab_size - 100) for _ in range(64)]
+        prompt = [rng.randrange(100, engine.limits.vocab_size - 100) for _ in range(rng.randint(33, 64))]
         generator.submit(GenerationRequest(str(number), prompt, sampling))
     all_ended.wait()
     generator.close()

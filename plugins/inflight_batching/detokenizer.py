@@ -28,13 +28,18 @@ class IncrementalDetokenizer:
     Special tokens are left out here and not by ``DecodeStream``: as the only context they would decode to nothing, and
     the space of the word behind them would be lost. ``decode`` keeps the interpreter lock and ``decode_batch``
     gives it up: beside busy threads, one batch call can cost a whole switch interval of 5 ms.
+
+    ``lengths`` remembers how many characters each token gives alone; the detokenizers of one tokenizer may share it.
     """
 
-    __slots__ = ("_decode", "_num_context", "_num_sent", "_special_ids", "_window")
+    __slots__ = ("_decode", "_lengths", "_num_context", "_num_sent", "_special_ids", "_window")
 
-    def __init__(self, tokenizer: Tokenizer, special_ids: frozenset[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, special_ids: frozenset[int], lengths: dict[int, int] | None = None
+    ) -> None:
         self._decode = tokenizer.decode
         self._special_ids = special_ids
+        self._lengths = {} if lengths is None else lengths
         self._window: list[int] = []  # the context, then tokens whose text is not out yet
         self._num_context = 0
         self._num_sent = 0  # characters of the window's text that are out: those of the context
@@ -53,7 +58,13 @@ class IncrementalDetokenizer:
         piece = text[self._num_sent :]
         del window[: self._num_context]
         self._num_context = len(window)
-        self._num_sent = len(self._decode(window, False))
+        # The context is one token nearly always, and decoding it again was a third of the cost of a token.
+        num_sent = self._lengths.get(token_id) if len(window) == 1 else None
+        if num_sent is None:
+            num_sent = len(self._decode(window, False))
+            if len(window) == 1:
+                self._lengths[token_id] = num_sent
+        self._num_sent = num_sent
         return piece
 
     def flush(self) -> str:

@@ -45,6 +45,7 @@ class InflightGenerator:
         self._limits = engine.limits
         self._tokenizer = tokenizer
         self._special_ids = special_token_ids(tokenizer)
+        self._token_lengths: dict[int, int] = {}
         self._sink = sink
         self._on_failure = on_failure
         self._inbox = Inbox()
@@ -62,8 +63,8 @@ class InflightGenerator:
         prompt, max_tokens = check_request(request, self._limits)
         sampling = request.sampling
         seed = fresh_seed() if sampling.seed is None else sampling.seed
-        text = TextStream(IncrementalDetokenizer(self._tokenizer, self._special_ids), sampling.stop)
-        self._inbox.submit(Sequence(request, prompt, max_tokens, seed, text))
+        detokenizer = IncrementalDetokenizer(self._tokenizer, self._special_ids, self._token_lengths)
+        self._inbox.submit(Sequence(request, prompt, max_tokens, seed, TextStream(detokenizer, sampling.stop)))
 
     def cancel(self, request_id: str) -> None:
         """Stop a request before the next step; an unknown or ended id is ignored."""

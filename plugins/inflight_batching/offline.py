@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections.abc
-import dataclasses
 import itertools
 import threading
 
@@ -44,8 +43,7 @@ class OutputCollector:
 def join_outputs(parts: list[GenerationOutput]) -> GenerationOutput:
     """One output for all that a request was sent."""
     has_logprobs = parts[-1].logprobs is not None
-    return dataclasses.replace(
-        parts[-1],
+    return parts[-1]._replace(
         text="".join(part.text for part in parts),
         token_ids=tuple(itertools.chain.from_iterable(part.token_ids for part in parts)),
         logprobs=tuple(itertools.chain.from_iterable(part.logprobs or () for part in parts)) if has_logprobs else None,
