@@ -15,7 +15,7 @@ _DEFAULT_MAX_SEQ_LEN = 4096
 class BuildOptions(BaseModel):
     """Limits carry trtllm-build's names."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     target: Literal["cpu"] = "cpu"
     precision: Literal["fast", "exact"] = "fast"

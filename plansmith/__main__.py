@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 
@@ -22,6 +23,9 @@ VERBS = {
     "schema": "Print the JSON Schema of build files.",
 }
 
+# What other tools call these things.
+_OTHER_WORDS = {"compile": "build", "convert": "quantize", "export": "package", "start": "serve", "show": "inspect"}
+
 
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are run, not when they are listed."""
@@ -29,9 +33,12 @@ class LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         if cmd_name not in VERBS:
-            return None
+            near = difflib.get_close_matches(cmd_name, [*VERBS, *_OTHER_WORDS], n=1)
+            known = _OTHER_WORDS.get(near[0], near[0]) if near else None
+            hint = f"did you mean {known!r}?" if known else f"verbs: {', '.join(VERBS)}"
+            raise click.UsageError(f"there is no verb {cmd_name!r}; {hint}")
         command: click.Command = importlib.import_module(f"plansmith.verbs.{cmd_name}").command
         return command
 
@@ -40,7 +47,12 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(VERBS.items()))
 
 
-@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Start with a build file of one line, 'model: path/to/model': plansmith run build.yaml --serve. "
+    "Options may stand before or after a verb; what stands after it wins.",
+)
 @click.version_option(__version__, prog_name="plansmith")
 @global_options
 def cli() -> None:
@@ -52,11 +64,14 @@ def main() -> None:
     try:
         sys.exit(cli.main(standalone_mode=False) or 0)
     except click.ClickException as error:
-        error.show()
+        click.echo(f"error: {error.format_message()}", err=True)
         sys.exit(2)
     except PlansmithError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
+    except OSError as error:  # of the machine, not of ours: a full disk, a closed pipe, no permission
+        click.echo(f"error: {error.filename or 'input or output'}: {error.strerror or error}", err=True)
+        sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(130)

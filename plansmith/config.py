@@ -24,8 +24,8 @@ class QuantizeSection(Section):
 
 class PerplexityCheck(Section):
     text: Path = Field(description="UTF-8 text to measure on; relative to the build file.")
-    window: int = Field(512, ge=2, description="Tokens per window.")
-    max_windows: int = Field(8, ge=1, description="Windows to score.")
+    window: int = Field(512, strict=True, ge=2, description="Tokens per window.")
+    max_windows: int = Field(8, strict=True, ge=1, description="Windows to score.")
     max_increase: float | None = Field(
         None, gt=1, description="Fail when perplexity exceeds this multiple of the unquantized model's."
     )
@@ -39,9 +39,9 @@ class VerifySection(Section):
 
 class ServeSection(Section):
     host: str = Field("127.0.0.1", description="Address to listen on.")
-    http_port: int = Field(8000, ge=0, le=65535, description="0: any free port.")
-    grpc_port: int = Field(8001, ge=0, le=65535, description="0: any free port.")
-    metrics_port: int = Field(8002, ge=0, le=65535, description="0: any free port.")
+    http_port: int = Field(8000, strict=True, ge=0, le=65535, description="0: any free port.")
+    grpc_port: int = Field(8001, strict=True, ge=0, le=65535, description="0: any free port.")
+    metrics_port: int = Field(8002, strict=True, ge=0, le=65535, description="0: any free port.")
 
 
 class BuildFile(Section):
@@ -64,7 +64,7 @@ def load_build_file(path: Path | None, settings: Sequence[str] = (), **defaults:
     data: Any = read_yaml(path) if path is not None else dict(defaults)
     source = str(path) if path is not None else "settings"
     if not isinstance(data, dict):
-        raise ConfigError(f"{source}: expected a mapping of keys to values, found {type(data).__name__}")
+        validate(BuildFile, data, source)
     for setting in settings:
         apply_setting(data, setting)
     build_file = validate(BuildFile, data, source)
@@ -82,6 +82,8 @@ def apply_setting(data: dict[str, Any], setting: str) -> None:
         if not isinstance(nested, dict):
             raise ConfigError(f"--set {setting!r}: {parent!r} is {nested!r}, not a section")
         data = nested
+    if not value.strip():
+        raise ConfigError(f"--set {setting!r}: no value; expected KEY=VALUE, with null for none")
     data[last] = parse_yaml(value, f"--set {setting!r}")
 
 

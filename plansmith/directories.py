@@ -18,6 +18,7 @@ def exclusive(lock_file: Path, holder: str) -> Iterator[None]:
     """Hold a file lock, which the kernel releases when the process dies. Raises ArtifactError if it is taken."""
     try:
         lock_file.parent.mkdir(parents=True, exist_ok=True)
+        lock_file.touch()  # says why a place is not writable, which the lock would take for a holder
         lock = FileLock(lock_file)
         lock.acquire(timeout=0)
     except Timeout:
@@ -50,7 +51,7 @@ def atomic_directory(final: Path) -> Iterator[Path]:
         partial.rename(final)
         _flush_entry(final.parent)
     except OSError as error:
-        raise ArtifactError(f"{final}: cannot be written: {error.strerror or error} ({error.filename})") from error
+        raise ArtifactError(f"{final}: cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -58,7 +59,11 @@ def atomic_directory(final: Path) -> Iterator[Path]:
 @contextmanager
 def output_directory(final: Path) -> Iterator[Path]:
     """``atomic_directory`` for a path that the user named: locked, and never over something that exists."""
-    if final.exists():
+    try:
+        exists = final.exists()
+    except OSError as error:
+        raise ArtifactError(f"{final}: cannot be written: {error.strerror or error}") from None
+    if exists:
         raise ArtifactError(f"{final}: exists already; remove it or name another output")
     lock_file = final.parent / f".{final.name}.lock"
     with exclusive(lock_file, str(final)):

@@ -29,7 +29,13 @@ def global_options(function: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "--output", "output_format", type=click.Choice(["text", "json"]), help="Format of the result on stdout."
     )
-    @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key of the build file.")
+    @click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Set a key of the build file, such as build.max_seq_len=2048 (all keys: plansmith schema).",
+    )
     @click.option("-q", "--quiet", is_flag=True, help="Errors and warnings only.")
     @click.option("-v", "--verbose", is_flag=True, help="Say more.")
     @functools.wraps(function)

@@ -14,7 +14,7 @@ import triton_repo
 from plansmith.config import BuildFile, PerplexityCheck
 from plansmith.console import Console, human_bytes
 from plansmith.fingerprint import code_fingerprint, library_versions
-from plansmith.perplexity import measure_perplexity, read_text
+from plansmith.source_check import check_source, load_tokenizer, read_text, tokenize_text
 from plansmith.store import Artifact, ArtifactStore
 from plansmith.version import __version__
 
@@ -43,6 +43,7 @@ class Pipeline:
 
     def run(self) -> PipelineResult:
         """Bring every stage up to date. Raises PlansmithError; what was finished before stays in the store."""
+        check_source(quantize.open_checkpoint(self._file.model), self._file)
         checkpoint = self._quantized()
         engine = self._engine(checkpoint.payload, {"checkpoint": checkpoint.key})
         repository = self._repository(engine, checkpoint)
@@ -102,7 +103,6 @@ class Pipeline:
         check = self._file.verify.perplexity
         if check is None:
             return None
-        text = read_text(check.text)  # a wrong path is said before the baseline is compiled
         baseline = self._engine(self._file.model, {"source": self._source_hashes()}, stage="baseline")
         verified = self._stage(
             "verify",
@@ -113,19 +113,18 @@ class Pipeline:
                 "check": check.model_dump(mode="json", exclude={"text", "max_increase"}),
                 "code": code_fingerprint("plansmith", "builder"),
             },
-            lambda output: self._write_report(output, engine, baseline, text, check),
+            lambda output: self._write_report(output, engine, baseline, check),
         )
         report: dict[str, Any] = json.loads((verified.payload / "report.json").read_text())
         return report
 
-    def _write_report(
-        self, output: Path, engine: Artifact, baseline: Artifact, text: str, check: PerplexityCheck
-    ) -> None:
+    def _write_report(self, output: Path, engine: Artifact, baseline: Artifact, check: PerplexityCheck) -> None:
         origin = quantize.open_checkpoint(self._file.model)
+        ids = tokenize_text(load_tokenizer(origin), read_text(check), check)
         report = {
             "perplexity": {
-                "quantized": measure_perplexity(engine.payload, origin, text, check),
-                "unquantized": measure_perplexity(baseline.payload, origin, text, check),
+                "quantized": _measure(engine.payload, ids, check),
+                "unquantized": _measure(baseline.payload, ids, check),
                 "unquantized_weights": origin.origin,
                 "text": check.text.name,
                 "window": check.window,
@@ -142,3 +141,13 @@ class Pipeline:
         self._console.info(f"{stage:<9} {state}, {human_bytes(artifact.num_bytes)}")
         self._stages.append(artifact)
         return artifact
+
+
+def _measure(engine_dir: Path, ids: list[int], check: PerplexityCheck) -> dict[str, Any]:
+    """Perplexity through the compiled engine: what is measured is what is shipped."""
+    engine = builder.load_engine(engine_dir)
+    try:
+        measured = builder.perplexity(engine, ids, window=check.window, max_windows=check.max_windows)
+    finally:
+        engine.close()
+    return {"perplexity": measured.perplexity, "num_scored": measured.num_scored}

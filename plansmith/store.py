@@ -99,7 +99,9 @@ def open_store(root: Path) -> Iterator[ArtifactStore]:
 
 
 def _file_sizes(payload: Path) -> dict[str, int]:
-    sizes = {str(p.relative_to(payload)): p.stat().st_size for p in sorted(payload.rglob("*")) if p.is_file()}
+    # A repository that is served gains the byte code of its model.py; Triton's stub cannot be told to leave it.
+    files = [path for path in sorted(payload.rglob("*")) if path.is_file() and path.parent.name != "__pycache__"]
+    sizes = {str(path.relative_to(payload)): path.stat().st_size for path in files}
     if not sizes:
         raise ArtifactError(f"{payload}: the stage wrote nothing")
     return sizes

@@ -116,7 +116,8 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
 
         return SafetensorsCheckpoint(path)
     if not path.is_file():
-        raise CheckpointError(f"{path}: no such file or directory; give a safetensors directory or a GGUF file")
+        found = "not a regular file" if path.exists() else "no such file or directory"
+        raise CheckpointError(f"{path}: {found}; give a safetensors directory or a GGUF file")
     if path.suffix in _PICKLE_SUFFIXES:
         raise pickle_refused(path)
     if path.suffix == ".safetensors":

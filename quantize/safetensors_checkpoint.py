@@ -118,6 +118,8 @@ class SafetensorsCheckpoint(Checkpoint):
                         f"{self.path}: has several safetensors files but no {INDEX_NAME}, which names theirs"
                     )
         missing = [file.name for file in files if not file.is_file()]
+        if missing and self._index is None:
+            raise CheckpointError(f"{self.path / missing[0]}: is a link to nothing or no regular file; get it again")
         if missing:
             raise CheckpointError(f"{self.path}: {INDEX_NAME} names {missing[0]}, which is missing; download it again")
         if not files:

@@ -17,6 +17,16 @@ from plansmith_errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
 
+# pydantic's own words for these speak of Python
+_EXPECTED = {
+    "path_type": "expected a path",
+    "model_type": "expected a section of keys and values",
+    "model_attributes_type": "expected a section of keys and values",
+    "int_type": "expected a whole number",
+    "bool_type": "expected true or false",
+    "string_type": "expected text",
+}
+
 
 class _UniqueKeyLoader(yaml.SafeLoader):
     pass
@@ -46,6 +56,8 @@ def parse_yaml(text: str, source: str) -> Any:
         mark = error.problem_mark
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise ConfigError(f"{source}: {error.problem}{place}") from None
+    except RecursionError:
+        raise ConfigError(f"{source}: is nested too deeply to be a build file") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
 
@@ -56,20 +68,24 @@ def read_yaml(path: Path) -> Any:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not a UTF-8 text; expected a YAML file") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     return parse_yaml(text, str(path))
 
 
 def validate(model: type[Model], data: Any, source: str) -> Model:
     """Make a model of parsed data; every error becomes one clear line of a ConfigError."""
     if not isinstance(data, dict):
-        raise ConfigError(f"{source}: expected a mapping of keys to values, found {type(data).__name__}")
+        found = "nothing" if data is None else f"a {type(data).__name__}"
+        raise ConfigError(f"{source}: expected a mapping of keys to values, found {found}")
     try:
         return model.model_validate(data)
     except ValidationError as error:
         lines = [_explain(model, problem) for problem in error.errors(include_url=False)]
-        raise ConfigError(f"{source}: " + "; ".join(lines)) from None
+        more = f"; and {len(lines) - 3} more" if len(lines) > 3 else ""
+        raise ConfigError(f"{source}: " + "; ".join(lines[:3]) + more) from None
 
 
 def _explain(model: type[BaseModel], problem: Any) -> str:
@@ -81,7 +97,7 @@ def _explain(model: type[BaseModel], problem: Any) -> str:
         return f"unknown key {where!r}; {hint}"
     if problem["type"] == "missing":
         return f"{where!r} is missing"
-    message = problem["msg"].removeprefix("Value error, ")
+    message = _EXPECTED.get(problem["type"]) or problem["msg"].removeprefix("Value error, ")
     return f"{where!r} is {problem['input']!r}: {message[0].lower()}{message[1:]}"
 
 

@@ -54,9 +54,8 @@ def render_chat_with(
 ) -> str:
     """Render with the chat template and special tokens of a tokenizer directory. Raises RequestError."""
     config = _read_tokenizer_config(directory)
-    path = directory / "chat_template.jinja"
-    template = path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template")
-    if not isinstance(template, str):
+    template = _find_template(directory, config)
+    if template is None:
         raise RequestError(f"{directory}: the model has no chat template; send a plain prompt")
     return render_chat(
         template,
@@ -65,6 +64,24 @@ def render_chat_with(
         eos_token=_token_text(config.get("eos_token")),
         add_generation_prompt=add_generation_prompt,
     )
+
+
+def check_chat_template(directory: Path) -> None:
+    """Compile the chat template of a tokenizer directory, if it has one. Raises RequestError when that fails."""
+    from jinja2 import TemplateError
+
+    template = _find_template(directory, _read_tokenizer_config(directory))
+    try:
+        if template is not None:
+            _compile(template)
+    except TemplateError as error:
+        raise RequestError(f"the chat template does not compile: {error}") from None
+
+
+def _find_template(directory: Path, config: Mapping[str, Any]) -> str | None:
+    path = directory / "chat_template.jinja"
+    template = path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template")
+    return template if isinstance(template, str) else None
 
 
 @lru_cache(maxsize=16)

@@ -12,7 +12,7 @@ MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 class PackageOptions(BaseModel):
     """Settings of a model repository; they end up in ``config.pbtxt``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
 
     model_name: str = Field("llm", description="Name of the model in Triton; also its directory.")
     max_queue_size: int = Field(

@@ -23,6 +23,7 @@ from triton_repo.model_config import build_model_config, read_model_config, writ
 from triton_repo.model_file import FILE_NAME as MODEL_FILE
 from triton_repo.model_file import render_model_file
 from triton_repo.options import PackageOptions
+from triton_repo.tokenizer_check import check_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,12 @@ def write_repository(
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise RepositoryError(f"{output}: already exists and is not an empty directory; choose another output")
     files = _engine_files(engine)
-    _require(checkpoint, REQUIRED_TOKENIZER_FILES, "quantize the checkpoint again")
+    if checkpoint.is_file():
+        raise RepositoryError(
+            f"{checkpoint}: expected a directory with {', '.join(REQUIRED_TOKENIZER_FILES)}; quantize it"
+        )
+    _require(checkpoint, REQUIRED_TOKENIZER_FILES, "give the checkpoint's directory")
+    check_tokenizer(checkpoint)
     config = build_model_config(options, plansmith_version)
     output.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=output))
@@ -78,7 +84,7 @@ def write_repository(
         _fill(partial, [engine / name for name in files], checkpoint, config, plansmith_version)
         partial.rename(output / options.model_name)
     except OSError as error:
-        raise RepositoryError(f"{output}: cannot be written: {error}") from None
+        raise RepositoryError(f"{output}: cannot be written: {error.strerror or error}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     check_repository(output)

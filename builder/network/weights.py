@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +75,7 @@ class WeightSource:
 
         weight = load_weight(self._checkpoint, name)
         self._check_shape(name, tuple(weight.shape))
+        self._check_finite(name, weight.scales if weight.scheme != "none" else weight.values)
         self.kinds.add((weight.scheme, weight.group_size))
         return weight
 
@@ -82,7 +83,17 @@ class WeightSource:
         """A norm weight or bias, [features]."""
         values = self._checkpoint.load_float32(name)
         self._check_shape(name, values.shape)
+        self._check_finite(name, values)
         return values
+
+    def _check_finite(self, name: str, values: npt.NDArray[Any] | None) -> None:
+        # By rows: a mask of a whole embedding matrix would be large.
+        if values is not None and not all(
+            np.isfinite(values[row : row + 1024]).all() for row in range(0, len(values), 1024)
+        ):
+            raise BuildError(
+                f"{self._checkpoint.path}: {name} holds NaN or infinity; the checkpoint is damaged, get it again"
+            )
 
     def _check_shape(self, name: str, found: tuple[int, ...]) -> None:
         if found != self.shapes[name]:

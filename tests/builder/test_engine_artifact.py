@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 from tiny_models import make_step, random_ids, save_model
 
 import builder
@@ -168,6 +169,17 @@ def test_config_and_weights_must_agree(checkpoint, tmp_path):
         with pytest.raises(BuildError, match=message):
             builder.build_engine(source, output, builder.BuildOptions(), plansmith_version="1")
         assert not (output / "engine.json").exists()
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.mlp.down_proj.weight"])
+def test_weights_that_are_no_numbers_are_refused(checkpoint, tmp_path, name):
+    source = shutil.copytree(checkpoint, tmp_path / "source")
+    tensors = load_file(source / "model.safetensors")
+    tensors[name].reshape(-1)[3] = np.nan
+    save_file(tensors, source / "model.safetensors")
+    (tmp_path / "engine").mkdir()
+    with pytest.raises(BuildError, match=f"{name} holds NaN or infinity"):
+        builder.build_engine(source, tmp_path / "engine", builder.BuildOptions(), plansmith_version="1")
 
 
 def test_a_build_needs_an_empty_directory_and_a_checkpoint(checkpoint, built, tmp_path):

@@ -118,3 +118,22 @@ def test_the_verbs_do_what_the_pipeline_does(build_file: Path, tmp_path: Path) -
     }
     assert plansmith("inspect", "build.yaml")["build"]["precision"] == "fast"
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == [".plansmith"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["verify.perplexity={text: absent.txt}"], "absent.txt: No such file or directory"),
+        (["verify.perplexity={text: build.yaml}"], "one window needs 512"),
+        (["build.max_seq_len=9999"], "max_seq_len is 9999"),
+        (["quantize.recipe=int4-rtn-sym"], "group"),
+        (["model=build.yaml"], "build.yaml"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_any_work(build_file: Path, settings: list[str], message: str) -> None:
+    arguments = [part for setting in settings for part in ("--set", setting)]
+    done = subprocess.run(command(build_file, *arguments), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and message in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1 and done.stdout == ""
+    left = {path.name for path in (build_file.parent / ".plansmith").iterdir()}
+    assert left <= {"lock", "file-hashes.json"}

@@ -145,3 +145,21 @@ def test_serving_in_the_foreground_stops_on_ctrl_c(repository: Path) -> None:
     rest, _ = process.communicate(timeout=60)
     assert rest.split() == ["ServerStopping", "ServerStopped", "True"]
     assert process.returncode == 0
+
+
+def test_the_foreground_server_ends_when_the_stub_dies_so_that_something_can_start_it_again(repository: Path) -> None:
+    command = [sys.executable, "-m", "plansmith", "serve", str(repository), "--output", "json"]
+    ports = [part for port in ("http", "grpc", "metrics") for part in ("--set", f"serve.{port}_port=0")]
+    process = subprocess.Popen([*command, *ports], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    answer = ""
+    while not answer.rstrip().endswith("}"):
+        answer += process.stdout.readline()
+    ready = json.loads(answer)
+    processes = psutil.Process(ready["pid"]).children(recursive=True)
+    os.kill(processes[0].pid, signal.SIGKILL)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert "the stub of Triton's Python backend died" in errors
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    assert all(p.status() == psutil.STATUS_ZOMBIE for p in alive)  # where nobody reaps orphans

@@ -34,10 +34,14 @@ def test_paths_are_relative_to_the_file_and_settings_win(tmp_path):
         ("model: a\nmodel: b\n", r"duplicate key 'model' at line 2, column 1"),
         ("build: {}\n", r"'model' is missing"),
         ("model: a\nserve: {http_port: 99999}\n", r"'serve.http_port' is 99999: input should be less than"),
-        ("- a\n", r"expected a mapping of keys to values, found list"),
+        ("- a\n", r"expected a mapping of keys to values, found a list"),
         ("model: [\n", r"line 2"),
-        ("model: a\nbuild: 3\n", r"'build' is 3"),
+        ("model: a\nbuild: 3\n", r"'build' is 3: expected a section"),
         ("? [a]\n: b\n", r"not a scalar"),
+        ("model: 3\n", r"'model' is 3: expected a path"),
+        ("model: a\nbuild: {max_batch_size: '8'}\n", r"'build.max_batch_size' is '8': expected a whole number"),
+        ("", r"found nothing"),
+        ("[" * 1000, r"nested too deeply"),
     ],
 )
 def test_a_wrong_file_is_answered_with_one_clear_line(tmp_path, text, expected):
@@ -53,7 +57,7 @@ def test_a_missing_file_and_a_directory_are_named(tmp_path):
         load_build_file(tmp_path)
 
 
-@pytest.mark.parametrize("setting", ["a", "=3", "a..b=3", ".a=3", "model.x=3"])
+@pytest.mark.parametrize("setting", ["a", "=3", "a..b=3", ".a=3", "model.x=3", "store="])
 def test_a_malformed_setting_is_refused(setting):
     with pytest.raises(ConfigError, match="--set"):
         apply_setting({"model": "m"}, setting)

@@ -60,6 +60,14 @@ def test_a_damaged_artifact_is_made_again(tmp_path, damage):
         assert (again.payload / "weights.bin").read_bytes() == b"whole"
 
 
+def test_a_repository_that_was_served_is_not_made_again(tmp_path):
+    with open_store(tmp_path) as store:
+        artifact = store.make("package", {"a": 1}, write_weights(b"whole"))
+        (artifact.payload / "__pycache__").mkdir()
+        (artifact.payload / "__pycache__" / "model.cpython-311.pyc").write_bytes(b"byte code")
+        assert store.make("package", {"a": 1}, write_weights(b"whole")).reused
+
+
 def test_two_runs_cannot_hold_one_store(tmp_path):
     with open_store(tmp_path), pytest.raises(ArtifactError, match="in use by another run"), open_store(tmp_path):
         pass

@@ -117,7 +117,7 @@ def test_too_many_requests_are_refused_at_once(engine_client: MakeClient) -> Non
     client.start(30)
     sinks = [submit(client, request_id, max_tokens=200) for request_id in range(1, 7)]
     refusal = client.submit(open_stream(7, RecordingSink()), Submit(7, "a", None, "", ""))
-    assert refusal == "[UNAVAILABLE] 6 requests are open, at most 6 are allowed; retry later"
+    assert refusal == "[UNAVAILABLE] 6 requests are open; 4 can run and 2 wait (max_queue_size); retry later"
     for request_id in range(1, 7):
         client.cancel(request_id)
     assert {sink.wait().error for sink in sinks} == {"[CANCELLED] the request was cancelled"}

@@ -163,3 +163,31 @@ def test_the_model_file_names_the_remedy_when_versions_differ(repository: Reposi
 
 def test_a_tokenizer_is_packaged_with_its_settings(repository: Repository) -> None:
     assert json.loads((repository.tokenizer / "config.json").read_text())["eos_token_id"] == 257
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", "{}", "not a tokenizer"),
+        ("config.json", "{", "cannot be read as JSON"),
+        ("generation_config.json", "[]", "expected a JSON object"),
+        ("generation_config.json", '{"eos_token_id": 99999}', "eos_token_id 99999 is not one of the 258 tokens"),
+    ],
+)
+def test_a_broken_tokenizer_is_refused_by_the_name_of_the_source(
+    tmp_path: Path, engine: Path, checkpoint: Path, name: str, content: str, message: str
+) -> None:
+    (checkpoint / "config.json").write_text('{"vocab_size": 258}')
+    (checkpoint / name).write_text(content)
+    with pytest.raises(RepositoryError, match=message) as caught:
+        write_repository(engine, checkpoint, tmp_path / "out", PackageOptions(), plansmith_version=VERSION)
+    assert str(checkpoint) in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_chat_template_that_does_not_compile_is_warned_about(
+    tmp_path: Path, engine: Path, checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (checkpoint / "chat_template.jinja").write_text("{% if")
+    write_repository(engine, checkpoint, tmp_path / "out", PackageOptions(), plansmith_version=VERSION)
+    assert "the chat template does not compile" in caplog.text

@@ -73,7 +73,7 @@ class EngineClient:
     def submit(self, stream: Stream, request: Submit) -> str | None:
         """Admit a request, or return "[CODE] message" when it is refused at once."""
         with self._lock:
-            refusal = self._refusal()
+            refusal = self._refusal() or self._too_long(request)
             if refusal is not None:
                 self.num_refused += 1
                 return refusal
@@ -126,8 +126,23 @@ class EngineClient:
         running = self._ready.max_batch_size if self._ready else 0
         limit = self._max_queue_size + running
         if len(self._streams) >= limit:
-            return f"[UNAVAILABLE] {len(self._streams)} requests are open, at most {limit} are allowed; retry later"
+            return (
+                f"[UNAVAILABLE] {len(self._streams)} requests are open; {running} can run and "
+                f"{self._max_queue_size} wait (max_queue_size); retry later"
+            )
         return None
+
+    def _too_long(self, request: Submit) -> str | None:
+        """Refuse a text that cannot fit before it is tokenized: that takes a second per megabyte, and others wait."""
+        if self._ready is None or request.text is None:
+            return None
+        size, limit = len(request.text.encode()), self._ready.max_prompt_bytes
+        if size <= limit:
+            return None
+        tokens = self._ready.max_seq_len
+        return (
+            f"[INVALID_ARGUMENT] the prompt has {size} bytes; {tokens} tokens (max_seq_len) are at most {limit} bytes"
+        )
 
     def _send(self, command: Command) -> None:
         child = self._child

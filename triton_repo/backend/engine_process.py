@@ -46,7 +46,8 @@ def serve(load_engine: Callable[[], StepEngine], tokenizer_directory: Path) -> i
     service = EngineService(tokenizer, writer.send)
     generator = InflightGenerator(engine, tokenizer.tokenizer, tokenizer.eos_token_ids, service.sink, _exit_failed)
     limits = engine.limits
-    writer.send(Ready(limits.max_batch_size, limits.max_seq_len, limits.vocab_size))
+    max_prompt_bytes = limits.max_seq_len * tokenizer.longest_token_bytes
+    writer.send(Ready(limits.max_batch_size, limits.max_seq_len, limits.vocab_size, max_prompt_bytes))
     reader: MessageReader[Command] = MessageReader(commands, Command)
     service.run(reader, generator)
     _exit_after(CLOSE_GRACE_S)

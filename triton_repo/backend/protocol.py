@@ -47,6 +47,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     max_batch_size: int
     max_seq_len: int
     vocab_size: int
+    max_prompt_bytes: int  # of UTF-8: no longer text can have at most max_seq_len tokens
 
 
 class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag="load_failed"):

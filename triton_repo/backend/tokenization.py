@@ -26,6 +26,14 @@ class PromptTokenizer:
         self.eos_token_ids = read_eos_token_ids(directory)
         self._bos_token_id = self._read_bos_token_id(directory)
 
+    @property
+    def longest_token_bytes(self) -> int:
+        """A bound on the UTF-8 bytes that one token stands for.
+
+        A byte-level vocabulary spells each byte as one character; the others spell text as it is.
+        """
+        return max((len(token.encode()) for token in self.tokenizer.get_vocab()), default=1)
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt with the tokenizer's special tokens; a BOS that the text already has is not doubled."""
         try:

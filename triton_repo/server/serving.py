@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from plansmith_errors import ServeError
+from triton_repo.server.stub_watch import StubWatch
 from triton_repo.server.triton_server import TritonServer
 
 POLL_S = 0.2
+STUB_CHECK_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -97,9 +99,15 @@ def _signals() -> Iterator[_Received]:
 
 
 def _watch(server: TritonServer, received: _Received) -> None:
+    stub = StubWatch(server.pid, server.is_ready)
+    next_check = time.monotonic()
     while not received.arrived.wait(POLL_S):
         if (end := server.poll()) is not None:
             raise ServeError(end)
+        if time.monotonic() >= next_check:
+            next_check = time.monotonic() + STUB_CHECK_S
+            if stub.is_dead():
+                raise ServeError("the stub of Triton's Python backend died; the server is stopped, start it again")
 
 
 def _drain(server: TritonServer, received: _Received) -> bool:

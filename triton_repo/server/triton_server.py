@@ -195,7 +195,7 @@ class TritonServer:
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + self._ready_timeout
-        while not self._is_ready():
+        while not self.is_ready():
             if (end := self._started(self._process).poll()) is not None:
                 raise ServeError(f"the server did not come up (exit code {end}): {failure_line(self.log_file)}")
             if time.monotonic() > deadline:
@@ -205,7 +205,8 @@ class TritonServer:
                 )
             time.sleep(POLL_S)
 
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
+        """Whether the server answers and says that its model is ready."""
         connection = http.client.HTTPConnection(self._url_host.strip("[]"), self._started(self._ports).http, timeout=2)
         try:
             connection.request("GET", f"/v2/models/{self.model_name}/ready")
