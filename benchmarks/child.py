@@ -21,10 +21,9 @@ HERE = Path(__file__).parent
 class Child:
     """Runs ``benchmarks/SCRIPT ARGUMENTS``. Its log, standard error, goes to ``log``. One thread uses it."""
 
-    def __init__(self, log: Path, script: str, *arguments: str, stop_when_idle: bool = True) -> None:
+    def __init__(self, log: Path, script: str, *arguments: str) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log
-        self._stop_when_idle = stop_when_idle
         with log.open("wb") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, str(HERE / script), *arguments],
@@ -33,7 +32,7 @@ class Child:
                 stderr=stderr,
             )
         self.ready = self._read()  # what it says first, once it has loaded
-        self._signal(signal.SIGSTOP)
+        self._process.send_signal(signal.SIGSTOP)
 
     @property
     def pid(self) -> int:
@@ -41,13 +40,13 @@ class Child:
 
     def ask(self, **question: Any) -> dict[str, Any]:
         """Send one question and wait for its answer. Exits with the place of the log when the child has died."""
-        self._signal(signal.SIGCONT)
+        self._process.send_signal(signal.SIGCONT)
         if self._process.stdin is None:
             sys.exit("a child without standard input")
         self._process.stdin.write(json.dumps(question).encode() + b"\n")
         self._process.stdin.flush()
         answer = self._read()
-        self._signal(signal.SIGSTOP)
+        self._process.send_signal(signal.SIGSTOP)
         return answer
 
     def __enter__(self) -> Child:
@@ -66,10 +65,6 @@ class Child:
             sys.exit(f"{' '.join(self._process.args[1:])} has died; see {self._log}")  # type: ignore[index, arg-type]
         answer: dict[str, Any] = json.loads(line)
         return answer
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._stop_when_idle:
-            self._process.send_signal(number)
 
 
 def answer_lines(load: Callable[[], Callable[..., dict[str, Any]]]) -> None:
