@@ -39,11 +39,12 @@ class Pipeline:
         self._file = build_file
         self._store = store
         self._console = console
+        self._source = quantize.open_checkpoint(build_file.model)
+        self._is_checked = False
         self._stages: list[Artifact] = []
 
     def run(self) -> PipelineResult:
         """Bring every stage up to date. Raises PlansmithError; what was finished before stays in the store."""
-        check_source(quantize.open_checkpoint(self._file.model), self._file)
         checkpoint = self._quantized()
         engine = self._engine(checkpoint.payload, {"checkpoint": checkpoint.key})
         repository = self._repository(engine, checkpoint)
@@ -119,24 +120,33 @@ class Pipeline:
         return report
 
     def _write_report(self, output: Path, engine: Artifact, baseline: Artifact, check: PerplexityCheck) -> None:
-        origin = quantize.open_checkpoint(self._file.model)
-        ids = tokenize_text(load_tokenizer(origin), read_text(check), check)
+        ids = tokenize_text(load_tokenizer(self._source), read_text(check), check)
         report = {
             "perplexity": {
                 "quantized": _measure(engine.payload, ids, check),
                 "unquantized": _measure(baseline.payload, ids, check),
-                "unquantized_weights": origin.origin,
+                "unquantized_weights": self._source.origin,
                 "text": check.text.name,
                 "window": check.window,
             }
         }
         (output / "report.json").write_text(json.dumps(report, indent=2))
 
+    def _check_source(self) -> None:
+        """Once, and only where there is work to do."""
+        if not self._is_checked:
+            check_source(self._source, self._file)
+            self._is_checked = True
+
     def _source_hashes(self) -> dict[str, str]:
-        return self._store.file_hashes.hash_all(quantize.open_checkpoint(self._file.model).source_files())
+        return self._store.file_hashes.hash_all(self._source.source_files())
 
     def _stage(self, stage: str, depends_on: dict[str, Any], produce: Producer) -> Artifact:
-        artifact = self._store.make(stage, depends_on, produce)
+        def produce_checked(output: Path) -> None:
+            self._check_source()
+            produce(output)
+
+        artifact = self._store.make(stage, depends_on, produce_checked)
         state = "up to date" if artifact.reused else f"done in {artifact.seconds:.1f} s"
         self._console.info(f"{stage:<9} {state}, {human_bytes(artifact.num_bytes)}")
         self._stages.append(artifact)
