@@ -8,6 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import tiny_checkpoints
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_checkpoints import HEAD_DIM, tiny_weights, write_gguf, write_safetensors
@@ -43,6 +44,37 @@ def test_quantized_types_keep_rows_in_place(tmp_path: Path, kind: str) -> None:
         np.testing.assert_array_equal(checkpoint.load(name), expected)
         np.testing.assert_array_equal(checkpoint.load_rows(name, 3, 7), expected[3:7])
     assert kind in checkpoint.origin
+
+
+READABLE = sorted(kind.name for kind in gguf.quants._type_traits if kind.name not in ("BF16",))
+
+
+@pytest.mark.parametrize("kind", READABLE)
+def test_every_type_that_gguf_can_dequantize_is_read(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gguf writes few of these types, so the blocks are random bytes; K-quants have blocks of 256 columns."""
+    for name, size in {"HIDDEN": 256, "FFN": 256, "HEADS": 4, "HEAD_DIM": 64}.items():
+        monkeypatch.setattr(tiny_checkpoints, name, size)
+    ggml_type = gguf.GGMLQuantizationType[kind]
+    block, nbytes = gguf.GGML_QUANT_SIZES[ggml_type]
+    stored: list[np.ndarray] = []
+
+    def random_blocks(weight: np.ndarray, _: object) -> np.ndarray:
+        shape = (weight.shape[0], weight.shape[1] // block * nbytes)
+        stored.append(np.random.default_rng(len(stored)).integers(0, 256, shape).astype(np.uint8))
+        return stored[-1]
+
+    monkeypatch.setattr(gguf.quants, "quantize", random_blocks)
+    weights = tiny_checkpoints.tiny_weights("qwen2")
+    path = tiny_checkpoints.write_gguf(tmp_path / "m.gguf", weights, "qwen2", quantization=ggml_type)
+    checkpoint = quantize.open_checkpoint(path)
+    matrices = [name for name, weight in weights.items() if weight.ndim == 2]
+    with np.errstate(all="ignore"):  # random scales are infinite here and there
+        for name, blocks in zip(matrices, stored, strict=True):
+            expected = gguf.quants.dequantize(blocks, ggml_type)
+            np.testing.assert_array_equal(checkpoint.load(name), expected)
+            np.testing.assert_array_equal(checkpoint.load_rows(name, 5, 9), expected[5:9])
 
 
 def test_head_equal_to_embeddings_is_tied(tmp_path: Path) -> None:
