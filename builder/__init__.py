@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from builder.choices import MultipleChoice, Question, multiple_choice
+    from builder.comparison import Comparison, compare_engines
     from builder.engine import build_engine, load_engine, load_reference
     from builder.manifest import EngineManifest, read_manifest
     from builder.model_spec import ModelSpec
@@ -17,17 +19,24 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BuildOptions",
+    "Comparison",
     "EngineManifest",
     "ModelSpec",
+    "MultipleChoice",
     "Perplexity",
+    "Question",
     "build_engine",
+    "compare_engines",
     "load_engine",
     "load_reference",
+    "multiple_choice",
     "perplexity",
     "read_manifest",
 ]
 
 _MODULES = {
+    "builder.choices": ("MultipleChoice", "Question", "multiple_choice"),
+    "builder.comparison": ("Comparison", "compare_engines"),
     "builder.engine": ("build_engine", "load_engine", "load_reference"),
     "builder.manifest": ("EngineManifest", "read_manifest"),
     "builder.model_spec": ("ModelSpec",),
