@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from quantize.checkpoint import Checkpoint, TensorInfo, open_checkpoint
     from quantize.pipeline import quantize_checkpoint
+    from quantize.proof import StoredWeight, checkpoint_weights, described_weights, scheme_totals, worst_weights
     from quantize.quantized_tensor import QuantizedTensor, load_weight
     from quantize.recipe import Recipe, list_recipes, load_recipe
     from quantize.report import QuantizeReport, TensorReport
@@ -20,18 +21,30 @@ __all__ = [
     "QuantizeReport",
     "QuantizedTensor",
     "Recipe",
+    "StoredWeight",
     "TensorInfo",
     "TensorReport",
+    "checkpoint_weights",
+    "described_weights",
     "list_recipes",
     "load_recipe",
     "load_weight",
     "open_checkpoint",
     "quantize_checkpoint",
+    "scheme_totals",
+    "worst_weights",
 ]
 
 _MODULES = {
     "quantize.checkpoint": ("Checkpoint", "TensorInfo", "open_checkpoint"),
     "quantize.pipeline": ("quantize_checkpoint",),
+    "quantize.proof": (
+        "StoredWeight",
+        "checkpoint_weights",
+        "described_weights",
+        "scheme_totals",
+        "worst_weights",
+    ),
     "quantize.quantized_tensor": ("QuantizedTensor", "load_weight"),
     "quantize.recipe": ("Recipe", "list_recipes", "load_recipe"),
     "quantize.report": ("QuantizeReport", "TensorReport"),
