@@ -19,12 +19,20 @@ VERBS = {
     "build": "Compile a checkpoint to an engine directory.",
     "package": "Write a Triton model repository around an engine.",
     "serve": "Serve a model repository with Triton until Ctrl-C.",
+    "evaluate": "Measure what quantization cost: perplexity, KL divergence, choices.",
     "inspect": "Say what a checkpoint, engine, repository or build file is.",
     "schema": "Print the JSON Schema of build files.",
 }
 
 # What other tools call these things.
-_OTHER_WORDS = {"compile": "build", "convert": "quantize", "export": "package", "start": "serve", "show": "inspect"}
+_OTHER_WORDS = {
+    "compile": "build",
+    "convert": "quantize",
+    "export": "package",
+    "start": "serve",
+    "show": "inspect",
+    "measure": "evaluate",
+}
 
 
 class LazyGroup(click.Group):
@@ -60,7 +68,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command. Exit codes: 0 done, 2 something for the user to put right, 130 interrupted."""
+    """Run the command. Exit codes: 0 done, 2 something for the user to put right, 3 a limit passed, 130 interrupted."""
     try:
         sys.exit(cli.main(standalone_mode=False) or 0)
     except click.ClickException as error:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from builder.options import BuildOptions
 from plansmith_errors import ConfigError
@@ -31,10 +31,43 @@ class PerplexityCheck(Section):
     )
 
 
+class KlCheck(Section):
+    max_mean: float = Field(
+        gt=0, description="Fail when the mean KL divergence to the unquantized model exceeds this, in nats per token."
+    )
+
+
+class Top1Check(Section):
+    min_agreement: float = Field(
+        ge=0,
+        le=1,
+        description="Fail when the likeliest token is the unquantized model's at a smaller share of positions.",
+    )
+
+
+class ChoicesCheck(Section):
+    questions: Path = Field(
+        description="JSON lines of {goal, sol1, sol2}, as PIQA has them; relative to the build file."
+    )
+    labels: Path = Field(
+        description="One line per question: 0 when sol1 is right, 1 when sol2 is; relative to the file."
+    )
+    min_acc: float | None = Field(None, ge=0, le=1, description="Fail when a smaller share of answers is right.")
+
+
 class VerifySection(Section):
     perplexity: PerplexityCheck | None = Field(
         None, description="Perplexity of the compiled engine beside that of the unquantized model on the same target."
     )
+    kl: KlCheck | None = Field(None, description="Limit of the KL divergence, measured on perplexity.text.")
+    top1: Top1Check | None = Field(None, description="Limit of the top-1 agreement, measured on perplexity.text.")
+    choices: ChoicesCheck | None = Field(None, description="Multiple-choice questions, answered by log likelihood.")
+
+    @model_validator(mode="after")
+    def _limits_have_a_text(self) -> VerifySection:
+        if self.perplexity is None and (self.kl or self.top1):
+            raise ValueError("kl and top1 are measured on the text of verify.perplexity; name it there")
+        return self
 
 
 class ServeSection(Section):
@@ -94,11 +127,18 @@ def json_schema() -> dict[str, Any]:
 
 def _resolve_paths(build_file: BuildFile, folder: Path) -> BuildFile:
     changes: dict[str, Any] = {"model": folder / build_file.model, "store": folder / build_file.store}
-    check = build_file.verify.perplexity
-    if check is not None:
-        check = check.model_copy(update={"text": folder / check.text})
-        changes["verify"] = build_file.verify.model_copy(update={"perplexity": check})
+    changes["verify"] = _resolve_verify(build_file.verify, folder)
     recipe = build_file.quantize.recipe
     if recipe.endswith((".yaml", ".yml")):
         changes["quantize"] = build_file.quantize.model_copy(update={"recipe": str(folder / recipe)})
     return build_file.model_copy(update=changes)
+
+
+def _resolve_verify(section: VerifySection, folder: Path) -> VerifySection:
+    changes: dict[str, Any] = {}
+    if section.perplexity is not None:
+        changes["perplexity"] = section.perplexity.model_copy(update={"text": folder / section.perplexity.text})
+    if section.choices is not None:
+        files = {"questions": folder / section.choices.questions, "labels": folder / section.choices.labels}
+        changes["choices"] = section.choices.model_copy(update=files)
+    return section.model_copy(update=changes)

@@ -11,11 +11,15 @@ from typing import Any
 import builder
 import quantize
 import triton_repo
-from plansmith.config import BuildFile, PerplexityCheck
+from plansmith.config import BuildFile
 from plansmith.console import Console, human_bytes
 from plansmith.fingerprint import code_fingerprint, library_versions
-from plansmith.source_check import check_source, load_tokenizer, read_text, tokenize_text
+from plansmith.source_check import check_source
 from plansmith.store import Artifact, ArtifactStore
+from plansmith.verify.inputs import load_tokenizer, read_inputs
+from plansmith.verify.measure import describe_weights, measure
+from plansmith.verify.page import write_page
+from plansmith.verify.subject import loaded, look_at
 from plansmith.version import __version__
 
 Producer = Callable[[Path], object]
@@ -48,7 +52,7 @@ class Pipeline:
         checkpoint = self._quantized()
         engine = self._engine(checkpoint.payload, {"checkpoint": checkpoint.key})
         repository = self._repository(engine, checkpoint)
-        report = self._verified(engine)
+        report = self._verified(engine, checkpoint)
         return PipelineResult(tuple(self._stages), repository.payload, report)
 
     def _quantized(self) -> Artifact:
@@ -100,9 +104,9 @@ class Pipeline:
             ),
         )
 
-    def _verified(self, engine: Artifact) -> dict[str, Any] | None:
-        check = self._file.verify.perplexity
-        if check is None:
+    def _verified(self, engine: Artifact, checkpoint: Artifact) -> dict[str, Any] | None:
+        section = self._file.verify
+        if section.perplexity is None and section.choices is None:
             return None
         baseline = self._engine(self._file.model, {"source": self._source_hashes()}, stage="baseline")
         verified = self._stage(
@@ -110,27 +114,48 @@ class Pipeline:
             {
                 "engine": engine.key,
                 "baseline": baseline.key,
-                "text": self._store.file_hashes.hash(check.text),
-                "check": check.model_dump(mode="json", exclude={"text", "max_increase"}),
+                **self._measured_on(),
                 "code": code_fingerprint("plansmith", "builder"),
             },
-            lambda output: self._write_report(output, engine, baseline, check),
+            lambda output: self._write_report(output, engine, baseline, checkpoint),
         )
         report: dict[str, Any] = json.loads((verified.payload / "report.json").read_text())
         return report
 
-    def _write_report(self, output: Path, engine: Artifact, baseline: Artifact, check: PerplexityCheck) -> None:
-        ids = tokenize_text(load_tokenizer(self._source), read_text(check), check)
+    def _measured_on(self) -> dict[str, Any]:
+        """What the verify section measures; its limits are held against the report, made anew or not."""
+        section, hashes = self._file.verify, self._store.file_hashes
+        measured: dict[str, Any] = {}
+        if section.perplexity is not None:
+            measured["text"] = hashes.hash(section.perplexity.text)
+            measured["check"] = section.perplexity.model_dump(mode="json", exclude={"text", "max_increase"})
+        if section.choices is not None:
+            measured["choices"] = [hashes.hash(section.choices.questions), hashes.hash(section.choices.labels)]
+        return measured
+
+    def _write_report(self, output: Path, engine: Artifact, baseline: Artifact, checkpoint: Artifact) -> None:
+        inputs = read_inputs(self._file.verify, load_tokenizer(self._source))
+        ours, theirs = look_at(engine.payload), look_at(baseline.payload)
+        options = self._file.build
+        with (
+            loaded(ours, options, reference=False, console=self._console) as (quantized, _),
+            loaded(theirs, options, reference=False, console=self._console) as (unquantized, _),
+            self._console.progress("verify") as progress,
+        ):
+            report = measure(quantized, unquantized, inputs, self._file.verify, progress)
+        if "perplexity" in report:
+            report["perplexity"]["unquantized_weights"] = self._source.origin
+        weights = quantize.checkpoint_weights(quantize.open_checkpoint(checkpoint.payload))
+        recipe = quantize.load_recipe(self._file.quantize.recipe).name
+        compiled = f"compiled for {options.target}, {options.precision}"
         report = {
-            "perplexity": {
-                "quantized": _measure(engine.payload, ids, check),
-                "unquantized": _measure(baseline.payload, ids, check),
-                "unquantized_weights": self._source.origin,
-                "text": check.text.name,
-                "window": check.window,
-            }
+            "engine": f"{self._file.model.name}: recipe {recipe}, {compiled}",
+            "against": f"{self._file.model.name}: {self._source.origin}, {compiled}",
+            **report,
+            **describe_weights(weights),
         }
         (output / "report.json").write_text(json.dumps(report, indent=2))
+        write_page(output / "report.html", report)
 
     def _check_source(self) -> None:
         """Once, and only where there is work to do."""
@@ -151,13 +176,3 @@ class Pipeline:
         self._console.info(f"{stage:<9} {state}, {human_bytes(artifact.num_bytes)}")
         self._stages.append(artifact)
         return artifact
-
-
-def _measure(engine_dir: Path, ids: list[int], check: PerplexityCheck) -> dict[str, Any]:
-    """Perplexity through the compiled engine: what is measured is what is shipped."""
-    engine = builder.load_engine(engine_dir)
-    try:
-        measured = builder.perplexity(engine, ids, window=check.window, max_windows=check.max_windows)
-    finally:
-        engine.close()
-    return {"perplexity": measured.perplexity, "num_scored": measured.num_scored}

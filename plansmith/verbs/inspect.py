@@ -10,6 +10,9 @@ import click
 
 from plansmith.console import Console, human_bytes
 from plansmith.options import current_options, global_options
+from plansmith.verify.text import scheme_table
+
+_PROOF = ("schemes", "weights")  # of a quantized checkpoint; a reader is given a table of the first
 
 
 @click.command()
@@ -18,8 +21,15 @@ from plansmith.options import current_options, global_options
 def command(path: Path) -> None:
     """Say what PATH is: a build file, a checkpoint, an engine or a model repository."""
     data = _describe(path)
-    text = "\n".join(f"{key}: {_short(value)}" for key, value in data.items())
-    Console.current().result(data, text)
+    Console.current().result(data, _as_text(data))
+
+
+def _as_text(data: dict[str, Any]) -> str:
+    hidden = _PROOF if "schemes" in data else ()
+    lines = [f"{key}: {_short(value)}" for key, value in data.items() if key not in hidden]
+    if data.get("schemes"):
+        lines += ["", scheme_table(data["schemes"])]
+    return "\n".join(lines)
 
 
 def _describe(path: Path) -> dict[str, Any]:
@@ -57,7 +67,8 @@ def _repository(path: Path) -> dict[str, Any]:
 
 
 def _checkpoint(path: Path) -> dict[str, Any]:
-    from quantize import open_checkpoint
+    from plansmith.verify.measure import describe_weights
+    from quantize import checkpoint_weights, open_checkpoint
 
     checkpoint = open_checkpoint(path)
     tensors = [{"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.nbytes} for t in checkpoint]
@@ -71,6 +82,7 @@ def _checkpoint(path: Path) -> dict[str, Any]:
         "has_chat_template": checkpoint.chat_template is not None,
         "quantization": quantization,
         "tensors": tensors,
+        **describe_weights(checkpoint_weights(checkpoint)),
     }
 
 

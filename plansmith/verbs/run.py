@@ -14,6 +14,7 @@ from plansmith.pipeline import Pipeline, PipelineResult
 from plansmith.serving import serve_in_foreground
 from plansmith.store import open_store
 from plansmith.verify import check_report
+from plansmith.verify.text import summary_lines
 
 
 @click.command()
@@ -57,12 +58,7 @@ def _as_text(result: PipelineResult) -> str:
     rows = [[s.stage, f"{s.seconds:.1f}", human_bytes(s.num_bytes)] for s in result.stages]
     lines = [table(["stage", "seconds", "size"], rows)]
     if result.report is not None:
-        measured = result.report["perplexity"]
-        quantized, unquantized = measured["quantized"]["perplexity"], measured["unquantized"]["perplexity"]
-        lines.append(
-            f"perplexity on {measured['text']}: {quantized:.2f} (unquantized, {measured['unquantized_weights']}: "
-            f"{unquantized:.2f}; x{quantized / unquantized:.3f})"
-        )
+        lines += summary_lines(result.report)
     lines.append(f"repository: {result.repository}")
     lines.append(f"serve it with: plansmith serve {result.repository}")
     return "\n".join(lines)

@@ -31,6 +31,10 @@ def test_paths_are_relative_to_the_file_and_settings_win(tmp_path):
         ("model: a\nquantise: {recipe: fp8}\n", r"unknown key 'quantise'; did you mean 'quantize'\?"),
         ("model: a\nbuild: {max_seqlen: 3}\n", r"unknown key 'build.max_seqlen'; did you mean 'max_seq_len'\?"),
         ("model: a\nverify: {perplexity: {text: t, windw: 3}}\n", r"did you mean 'window'\?"),
+        ("model: a\nverify: {top1: {min_agreement: 0.9}}\n", r"the text of verify.perplexity; name it there"),
+        ("model: a\nverify: {kl: {max_mean: 0}}\n", r"'verify.kl.max_mean' is 0: input should be greater than 0"),
+        ("model: a\nverify: {choices: {questions: q}}\n", r"'verify.choices.labels' is missing"),
+        ("model: a\nverify: {choices: {questions: q, labels: l, min_accuracy: 1}}\n", r"did you mean 'min_acc'\?"),
         ("model: a\nmodel: b\n", r"duplicate key 'model' at line 2, column 1"),
         ("build: {}\n", r"'model' is missing"),
         ("model: a\nserve: {http_port: 99999}\n", r"'serve.http_port' is 99999: input should be less than"),
@@ -48,6 +52,14 @@ def test_a_wrong_file_is_answered_with_one_clear_line(tmp_path, text, expected):
     with pytest.raises(ConfigError, match=expected) as error:
         load(tmp_path, text)
     assert "\n" not in str(error.value)
+
+
+def test_the_files_of_every_check_are_relative_to_the_file(tmp_path):
+    checks = "{perplexity: {text: t.txt}, choices: {questions: q.jsonl, labels: /l.lst}}"
+    verify = load(tmp_path, f"model: a\nverify: {checks}\n").verify
+    assert verify.perplexity.text == tmp_path / "t.txt"
+    assert verify.choices.questions == tmp_path / "q.jsonl"
+    assert verify.choices.labels == Path("/l.lst")
 
 
 def test_a_missing_file_and_a_directory_are_named(tmp_path):
