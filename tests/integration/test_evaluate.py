@@ -147,7 +147,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict:
     plansmith("build", path / "int4", "-o", path / "engine", "--set", "build.max_seq_len=1024")
     questions, labels = write_questions(path)
     return as_json(
-        *("evaluate", path / "engine", "--against", demo_model(), "--text", SHAKESPEARE, "--windows", 3),
+        *("evaluate", path / "engine", "--against", demo_model(), "--text", SHAKESPEARE, "--windows", 2),
         *("--choices", questions, "--labels", labels, "--html", path / "report.html"),
     )
 
