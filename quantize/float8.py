@@ -13,6 +13,7 @@ import numpy.typing as npt
 from quantize.dtypes import FLOAT8_E4M3
 
 E4M3_MAX = 448.0
+E4M3_VALUES: npt.NDArray[np.float32] = np.arange(256, dtype=np.uint8).view(FLOAT8_E4M3).astype(np.float32)  # by code
 _SMALLEST_NORMAL_BITS = (127 - 6) << 23  # of float32 2**-6
 _REBIAS = (127 - 7) << 3  # float32's exponent bias less e4m3's, above three bits of mantissa
 _SUBNORMAL_MAGIC = np.float32(2.0 ** (23 - 9))  # adding it leaves a multiple of 2**-9, rounded by the hardware
