@@ -22,6 +22,11 @@ _LINEARS = (
 )
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 _QK_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+# Linears of one input, which run-times compute as one product.
+_FUSED = (
+    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    ("mlp.gate_proj", "mlp.up_proj"),
+)
 _LAYER_TENSOR = re.compile(r"model\.layers\.\d+\.(.+)\.(weight|bias)")
 
 
@@ -42,6 +47,16 @@ def role_of(name: str) -> Role | None:
     if module in _LINEARS:
         return "linear" if kind == "weight" else "vector"
     return "vector" if module in (*_NORMS, *_QK_NORMS) and kind == "weight" else None
+
+
+def fused_set(name: str) -> tuple[str, ...]:
+    """Names of the weights that run-times fuse with the weight ``name``, itself included."""
+    for modules in _FUSED:
+        for module in modules:
+            if name.endswith(f".{module}.weight"):
+                prefix = name.removesuffix(f"{module}.weight")
+                return tuple(f"{prefix}{other}.weight" for other in modules)
+    return (name,)
 
 
 def check_complete(checkpoint: Checkpoint) -> None:

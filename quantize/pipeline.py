@@ -15,6 +15,7 @@ from typing import Any
 
 from plansmith_errors import QuantizeError
 from quantize.checkpoint import Checkpoint, open_checkpoint
+from quantize.magnitudes import Magnitudes
 from quantize.plan import PlannedTensor, plan_tensors, split_shards
 from quantize.quantized_tensor import FORMAT_VERSION, QUANT_METHOD
 from quantize.recipe import Recipe
@@ -105,13 +106,14 @@ def _write_weights(
     progress: Progress | None,
 ) -> list[TensorReport]:
     shards = split_shards(planned, max_shard_bytes)
+    magnitudes = Magnitudes(checkpoint, pool)
     reports: list[TensorReport] = []
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file_name = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         with SafetensorsWriter(output / file_name, [spec for tensor in shard for spec in tensor.specs]) as writer:
             for tensor in shard:
-                reports.append(TensorJob(checkpoint, tensor, writer, pool).run())
+                reports.append(TensorJob(checkpoint, tensor, writer, pool, magnitudes).run())
                 weight_map |= {spec.name: file_name for spec in tensor.specs}
                 if progress is not None:
                     progress(len(reports), len(planned), tensor.info.name)
@@ -141,8 +143,10 @@ def _config(
 
 def _entry(tensor: TensorReport) -> dict[str, Any]:
     entry: dict[str, Any] = {"scheme": tensor.scheme}
-    if tensor.scheme == "int4":
+    if tensor.group_size is not None:
         entry["group_size"] = tensor.group_size
+    if tensor.granularity not in (None, "channel"):
+        entry["granularity"] = tensor.granularity
     entry["symmetric"] = tensor.symmetric
     entry["bits_per_weight"] = round(tensor.bits_per_weight, 4)
     # Six digits: the order in which processors of different widths add would show in the rest.

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import numpy as np
 
 from plansmith_errors import QuantizeError
-from quantize.architectures import Role, check_complete, role_of
+from quantize.architectures import Role, check_complete, fused_set, role_of
 from quantize.checkpoint import Checkpoint, TensorInfo
-from quantize.dtypes import BFLOAT16, FLOAT8_E4M3, SOURCE_FLOATS
+from quantize.dtypes import BFLOAT16, SOURCE_FLOATS
 from quantize.quantized_tensor import QUANT_METHOD
-from quantize.recipe import GROUP_SIZES, Int4Settings, Recipe, SchemeName, WeightRule
+from quantize.recipe import FloatSettings, Int4Settings, Recipe, SchemeName, WeightRule
 from quantize.safetensors_writer import TensorSpec
+from quantize.stored_specs import stored_specs
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,8 @@ class PlannedTensor:
     scheme: SchemeName
     int4: Int4Settings | None
     specs: tuple[TensorSpec, ...]  # what is stored, scales at their largest type
+    floats: FloatSettings | None = None
+    scaled_with: tuple[str, ...] = ()  # whose largest magnitude decides the tensor's scale, where it has one
 
     @property
     def nbytes(self) -> int:
@@ -45,7 +48,7 @@ def plan_tensors(checkpoint: Checkpoint, recipe: Recipe) -> list[PlannedTensor]:
             log.warning("%s: %s is left out; config.json gives the same", checkpoint.path, info.name)
         elif role is not None:
             planned.append(_plan_tensor(checkpoint, info, role, recipe))
-    return planned
+    return _share_scales(planned)
 
 
 def split_shards(planned: Sequence[PlannedTensor], max_shard_bytes: int) -> list[list[PlannedTensor]]:
@@ -61,6 +64,20 @@ def split_shards(planned: Sequence[PlannedTensor], max_shard_bytes: int) -> list
     return shards
 
 
+def _share_scales(planned: list[PlannedTensor]) -> list[PlannedTensor]:
+    """Tensors that run-times fuse share nvfp4's scale of the tensor; an fp8 one has its own."""
+    nvfp4 = {tensor.info.name for tensor in planned if tensor.scheme == "nvfp4"}
+    shared = []
+    for tensor in planned:
+        name, floats = tensor.info.name, tensor.floats
+        if name in nvfp4:
+            tensor = replace(tensor, scaled_with=tuple(other for other in fused_set(name) if other in nvfp4))
+        elif floats is not None and floats.granularity == "tensor":
+            tensor = replace(tensor, scaled_with=(name,))
+        shared.append(tensor)
+    return shared
+
+
 def _refuse_quantized(checkpoint: Checkpoint) -> None:
     method = checkpoint.config.get("quantization_config")
     name = method.get("quant_method") if isinstance(method, dict) else None
@@ -74,9 +91,14 @@ def _refuse_quantized(checkpoint: Checkpoint) -> None:
 
 def _check_tied(checkpoint: Checkpoint, recipe: Recipe) -> None:
     head = recipe.lm_head or recipe.embeddings
-    if checkpoint.is_tied and (head.scheme, head.int4) != (recipe.embeddings.scheme, recipe.embeddings.int4):
+    embeddings = recipe.embeddings
+    if checkpoint.is_tied and (head.scheme, head.int4, head.floats) != (
+        embeddings.scheme,
+        embeddings.int4,
+        embeddings.floats,
+    ):
         raise QuantizeError(
-            f"recipe {recipe.name!r}: lm_head is {head.scheme} and embeddings are {recipe.embeddings.scheme}, but this "
+            f"recipe {recipe.name!r}: lm_head is {head.scheme} and embeddings are {embeddings.scheme}, but this "
             "model's head is its embedding matrix; give both the same rule, or leave lm_head out"
         )
 
@@ -105,7 +127,7 @@ def _plan_tensor(checkpoint: Checkpoint, info: TensorInfo, role: Role, recipe: R
     rule = _rule_for(info.name, role, recipe)
     if rule.scheme == "none" and recipe.keep_dtype != "source":
         dtype = BFLOAT16 if recipe.keep_dtype == "bfloat16" else np.dtype(recipe.keep_dtype)
-    return PlannedTensor(info, rule.scheme, rule.int4, _stored_specs(info, rule, dtype))
+    return PlannedTensor(info, rule.scheme, rule.int4, stored_specs(info, rule, dtype), rule.floats)
 
 
 def _rule_for(name: str, role: Role, recipe: Recipe) -> WeightRule:
@@ -115,32 +137,3 @@ def _rule_for(name: str, role: Role, recipe: Recipe) -> WeightRule:
     if role == "embeddings":
         return recipe.embeddings
     return recipe.lm_head or recipe.embeddings if role == "lm_head" else recipe.linears
-
-
-def _stored_specs(info: TensorInfo, rule: WeightRule, kept_dtype: np.dtype[np.generic]) -> tuple[TensorSpec, ...]:
-    name, (rows, columns) = info.name, info.shape
-    if rule.scheme == "none":
-        return (TensorSpec(name, kept_dtype, info.shape),)
-    float32 = np.dtype(np.float32)
-    if rule.int4 is None:
-        values = FLOAT8_E4M3 if rule.scheme == "fp8" else np.dtype(np.int8)
-        return (TensorSpec(name, values, info.shape), TensorSpec(f"{name}_scale", float32, (rows, 1)))
-    _check_group(name, columns, rule.int4.group_size)
-    groups = (rows, columns // rule.int4.group_size)
-    specs = (TensorSpec(name, np.dtype(np.uint8), (rows, columns // 2)), TensorSpec(f"{name}_scale", float32, groups))
-    zeros = TensorSpec(f"{name}_zero_point", np.dtype(np.uint8), groups)
-    return specs if rule.int4.symmetric else (*specs, zeros)
-
-
-def _check_group(name: str, columns: int, group_size: int) -> None:
-    if columns % group_size == 0:
-        return
-    fitting = [str(size) for size in GROUP_SIZES if columns % size == 0]
-    advice = (
-        f"group sizes that do: {', '.join(fitting)}"
-        if fitting
-        else f"none of {', '.join(map(str, GROUP_SIZES))} does; give this tensor int8 or fp8 through overrides"
-    )
-    raise QuantizeError(
-        f"tensor {name!r} has {columns} input columns, which group_size {group_size} does not divide; {advice}"
-    )

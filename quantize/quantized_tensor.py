@@ -12,8 +12,11 @@ import numpy.typing as npt
 from plansmith_errors import CheckpointError
 from quantize.checkpoint import Checkpoint
 from quantize.dtypes import SOURCE_FLOATS
+from quantize.e8m0 import E8M0_NAN, decode_e8m0
+from quantize.float4 import decode_packed_e2m1
 from quantize.packing import unpack_uint4
-from quantize.recipe import GROUP_SIZES, SchemeName
+from quantize.recipe import BLOCK_SIZES, FP8_BLOCK, GROUP_SIZES, SchemeName
+from quantize.stored_specs import fp8_scale_shape
 
 FORMAT_VERSION = 1
 QUANT_METHOD = "plansmith"
@@ -22,16 +25,20 @@ INT4_SYMMETRIC_ZERO = 8
 
 @dataclass(frozen=True)
 class QuantizedTensor:
-    """W = (q - z) * s. The arrays may be read-only views of a mapped file."""
+    """W = (q - z) * s, and for nvfp4 times the scale of the tensor. The arrays may be read-only views of a mapped file.
+
+    ``scales`` by scheme: int4 float16 or float32 [out, in / group_size]; int8 float32 [out, 1]; fp8 float32 [out, 1],
+    [] for the whole tensor, or [ceil(out / 128), ceil(in / 128)] of blocks; nvfp4 float8_e4m3fn [out, in / 16];
+    mxfp4 and mxfp8 uint8 [out, in / 32], exponents + 127 of two.
+    """
 
     scheme: SchemeName
     shape: tuple[int, ...]  # logical: [out, in]; a kept vector: [n]
-    values: npt.NDArray[Any]  # int4: uint8 [out, in / 2]; int8 or float8_e4m3fn [out, in]; none: floats of ``shape``
-    scales: npt.NDArray[Any] | None = (
-        None  # int4: float16 or float32 [out, in / group_size]; int8, fp8: float32 [out, 1]
-    )
+    values: npt.NDArray[Any]  # four bits: uint8 [out, in / 2]; eight: int8 or float8_e4m3fn [out, in]; none: floats
+    scales: npt.NDArray[Any] | None = None
     zero_points: npt.NDArray[np.uint8] | None = None  # int4 asymmetric: [out, in / group_size], 0..15
-    group_size: int | None = None  # int4
+    group_size: int | None = None  # columns that share a scale: int4, nvfp4, mxfp4, mxfp8
+    tensor_scale: npt.NDArray[np.float32] | None = None  # nvfp4: []
 
     @property
     def is_symmetric(self) -> bool:
@@ -40,7 +47,8 @@ class QuantizedTensor:
     @property
     def nbytes(self) -> int:
         """Bytes as stored, scales and zero points included."""
-        return sum(array.nbytes for array in (self.values, self.scales, self.zero_points) if array is not None)
+        stored = (self.values, self.scales, self.zero_points, self.tensor_scale)
+        return sum(array.nbytes for array in stored if array is not None)
 
     @property
     def bits_per_weight(self) -> float:
@@ -54,12 +62,28 @@ class QuantizedTensor:
         """The whole matrix in float32: [out, in]."""
         if self.scales is None:
             return self.values.astype(np.float32)
-        scales = self.scales.astype(np.float32)
-        if self.scheme != "int4":
-            return np.asarray(self.values.astype(np.float32) * scales, np.float32)
+        if self.scheme == "int4":
+            return self._dequantize_int4(self.scales.astype(np.float32))
+        if self.scheme in BLOCK_SIZES:
+            return self._dequantize_blocks(self.scales)
+        scales = self.scales
+        if scales.ndim == 2 and scales.shape != (self.shape[0], 1):
+            rows, columns = self.shape
+            scales = np.repeat(np.repeat(scales, FP8_BLOCK, axis=0)[:rows], FP8_BLOCK, axis=1)[:, :columns]
+        return np.asarray(self.values.astype(np.float32) * scales, np.float32)
+
+    def _dequantize_int4(self, scales: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         values = self.unpacked().astype(np.float32).reshape(*scales.shape, -1)
         zeros = INT4_SYMMETRIC_ZERO if self.zero_points is None else self.zero_points.astype(np.float32)[..., None]
         return np.asarray((values - zeros) * scales[..., None], np.float32).reshape(self.shape)
+
+    def _dequantize_blocks(self, stored: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        values = self.values.astype(np.float32) if self.scheme == "mxfp8" else decode_packed_e2m1(self.values)
+        scales = stored.astype(np.float32) if self.scheme == "nvfp4" else decode_e8m0(stored)
+        scaled = values.reshape(*scales.shape, -1) * scales[..., None]  # exact: few digits times few digits
+        if self.tensor_scale is not None:
+            scaled *= self.tensor_scale
+        return scaled.reshape(self.shape)
 
 
 def load_weight(checkpoint: Checkpoint, name: str) -> QuantizedTensor:
@@ -77,11 +101,17 @@ def load_weight(checkpoint: Checkpoint, name: str) -> QuantizedTensor:
         raise CheckpointError(f"{checkpoint.path}: tensor {name!r} has shape {list(values.shape)}, expected a matrix")
     if scheme == "int4":
         return _load_int4(checkpoint, name, values, entry)
+    if isinstance(scheme, str) and scheme in BLOCK_SIZES:
+        return _load_blocks(checkpoint, name, values, entry)
     if scheme not in ("int8", "fp8"):
         raise CheckpointError(f"{checkpoint.path}: tensor {name!r} has the unknown scheme {scheme!r}")
     _expect(checkpoint, name, values, values.shape, ("int8" if scheme == "int8" else "float8_e4m3fn",))
+    granularity = entry.get("granularity", "channel")
+    if granularity not in ("channel", *(("tensor", "block") if scheme == "fp8" else ())):
+        raise CheckpointError(f"{checkpoint.path}: tensor {name!r} has the unknown granularity {granularity!r}")
+    expected = fp8_scale_shape((values.shape[0], values.shape[1]), granularity)
     scales = checkpoint.load(f"{name}_scale")
-    _expect(checkpoint, f"{name}_scale", scales, (values.shape[0], 1), ("float32",))
+    _expect(checkpoint, f"{name}_scale", scales, expected, ("float32",))
     return QuantizedTensor(scheme, values.shape, values, scales)
 
 
@@ -101,6 +131,27 @@ def _load_int4(checkpoint: Checkpoint, name: str, values: npt.NDArray[Any], entr
         zeros = checkpoint.load(f"{name}_zero_point")
         _expect(checkpoint, f"{name}_zero_point", zeros, groups, ("uint8",))
     return QuantizedTensor("int4", (rows, columns), values, scales, zeros, group_size)
+
+
+def _load_blocks(checkpoint: Checkpoint, name: str, values: npt.NDArray[Any], entry: dict[str, Any]) -> QuantizedTensor:
+    scheme: SchemeName = entry["scheme"]
+    size = BLOCK_SIZES[scheme]
+    rows, columns = values.shape[0], values.shape[1] * (1 if scheme == "mxfp8" else 2)
+    if entry.get("group_size") != size or columns % size:
+        raise CheckpointError(
+            f"{checkpoint.path}: tensor {name!r} has {columns} columns in blocks of {entry.get('group_size')!r}, "
+            f"expected blocks of {size} that divide them"
+        )
+    _expect(checkpoint, name, values, values.shape, ("float8_e4m3fn" if scheme == "mxfp8" else "uint8",))
+    scales, tensor_scale = checkpoint.load(f"{name}_scale"), None
+    scale_dtype = "float8_e4m3fn" if scheme == "nvfp4" else "uint8"
+    _expect(checkpoint, f"{name}_scale", scales, (rows, columns // size), (scale_dtype,))
+    if scheme == "nvfp4":
+        tensor_scale = checkpoint.load(f"{name}_scale_2")
+        _expect(checkpoint, f"{name}_scale_2", tensor_scale, (), ("float32",))
+    elif (scales == E8M0_NAN).any():
+        raise CheckpointError(f"{checkpoint.path}: tensor '{name}_scale' holds NaN (255); quantize the model again")
+    return QuantizedTensor(scheme, (rows, columns), values, scales, None, size, tensor_scale)
 
 
 def _entry_of(checkpoint: Checkpoint, name: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod, sqrt
 
-from quantize.recipe import SchemeName
+from quantize.recipe import Granularity, SchemeName
 
 
 @dataclass(frozen=True)
@@ -13,12 +13,13 @@ class TensorReport:
     name: str
     scheme: SchemeName
     shape: tuple[int, ...]
-    group_size: int | None
+    group_size: int | None  # columns that share a scale: of int4, nvfp4, mxfp4 and mxfp8
     symmetric: bool
     bytes_in: int
     bytes_out: int  # with scales and zero points
     squared_norm: float
     squared_error: float
+    granularity: Granularity | None = None  # of fp8
 
     @property
     def bits_per_weight(self) -> float:

@@ -12,25 +12,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quantize.dtypes import FLOAT8_E4M3
-from quantize.float8 import E4M3_MAX, cast_e4m3
+from quantize.float8 import E4M3_MAX, E4M3_VALUES, cast_e4m3
 from quantize.packing import pack_uint4
-from quantize.recipe import ScaleSearch
+from quantize.recipe import FP8_BLOCK, ScaleName
 
 Float32 = npt.NDArray[np.float32]
 
 INT8_MAX = 127.0
 # Factors by which the range of a group may shrink: clipping its tails often costs less than coarse steps do.
-MSE_FACTORS = tuple(float(factor) for factor in np.linspace(1.0, 0.78, 12).round(4))
+MSE_FACTORS = tuple(float(factor) for factor in np.linspace(1.0, 0.7, 20).round(4))
+_FLOAT16_MARGIN = 0.78  # absmax: scales this near to the end of float16's normal range are stored in float32, too
 _FLOAT16 = np.finfo(np.float16)
 _FLOAT32_TINY = np.finfo(np.float32).tiny
-_E4M3_VALUES: Float32 = np.arange(256, dtype=np.uint8).view(FLOAT8_E4M3).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class RoundedRows:
     values: npt.NDArray[Any]  # as QuantizedTensor.values
-    scales: npt.NDArray[Any]
+    scales: npt.NDArray[Any] | None  # None: the tensor has one scale, which was given
     zero_points: npt.NDArray[np.uint8] | None
     squared_error: float
 
@@ -40,31 +39,45 @@ def round_int8(rows: Float32) -> RoundedRows:
     scales = _row_scales(rows, INT8_MAX)
     steps = rows / scales
     values = np.clip(np.rint(steps), -INT8_MAX, INT8_MAX)
-    return RoundedRows(values.astype(np.int8), scales, None, _squared_error(values, steps, scales))
+    return RoundedRows(values.astype(np.int8), scales, None, squared_error(values, steps, scales))
 
 
-def round_fp8(rows: Float32) -> RoundedRows:
-    """e4m3 with one scale per row, which puts the row's largest magnitude at 448."""
-    scales = _row_scales(rows, E4M3_MAX)
+def round_fp8(rows: Float32, scales: Float32 | None = None) -> RoundedRows:
+    """e4m3 values; ``scales`` broadcast over ``rows``. None: one per row, which puts its largest magnitude at 448."""
+    if scales is None:
+        scales = _row_scales(rows, E4M3_MAX)
     steps = rows / scales
     values = cast_e4m3(steps)
-    return RoundedRows(values, scales, None, _squared_error(_E4M3_VALUES[values.view(np.uint8)], steps, scales))
+    return RoundedRows(values, scales, None, squared_error(E4M3_VALUES[values.view(np.uint8)], steps, scales))
+
+
+def round_fp8_band(rows: Float32) -> RoundedRows:
+    """e4m3 values of at most 128 rows, with one scale for every 128 columns: scales [1, ceil(in / 128)]."""
+    largest = np.abs(rows).max(axis=0)
+    scales = fp8_scale(np.maximum.reduceat(largest, np.arange(0, len(largest), FP8_BLOCK)))
+    rounded = round_fp8(rows, np.repeat(scales, FP8_BLOCK)[None, : rows.shape[1]])
+    return RoundedRows(rounded.values, scales[None], None, rounded.squared_error)
+
+
+def fp8_scale(largest: Float32) -> Float32:
+    """The scales that put these largest magnitudes at 448."""
+    return _usable(largest / np.float32(E4M3_MAX))
 
 
 def round_int4(
-    rows: Float32, group_size: int, *, symmetric: bool, scale: ScaleSearch, scale_dtype: npt.DTypeLike
+    rows: Float32, group_size: int, *, symmetric: bool, scale: ScaleName, scale_dtype: npt.DTypeLike
 ) -> RoundedRows | None:
     """Values 0..15 packed in pairs. None when a scale leaves the normal range of float16 that was asked for."""
     # One column per group: NumPy's inner loops then run over many groups, not over the 64 values of one.
     groups = np.ascontiguousarray(rows.reshape(-1, group_size).T)
     base, zeros = _int4_range(groups, symmetric)
-    if np.dtype(scale_dtype) == np.float16 and not _fits_float16(base):
+    if np.dtype(scale_dtype) == np.float16 and not _fits_float16(base, scale):
         return None
     factors = MSE_FACTORS if scale == "mse" else (1.0,)
     scales = _search_scales(groups, base, zeros, factors, scale_dtype)
     steps = groups / scales
     values = np.clip(np.rint(steps), -zeros, 15 - zeros)
-    error = _squared_error(values, steps, scales)
+    error = squared_error(values, steps, scales)
     shape = (rows.shape[0], -1)
     packed = pack_uint4((values + zeros).astype(np.uint8).T.reshape(rows.shape))
     return RoundedRows(
@@ -125,11 +138,12 @@ def _usable(scales: Float32) -> Float32:
     return np.where(scales == 0, np.float32(1), np.maximum(scales, _FLOAT32_TINY))
 
 
-def _fits_float16(base: Float32) -> bool:
+def _fits_float16(base: Float32, scale: ScaleName) -> bool:
     # Below float16's normal range a scale loses digits; the search may shrink it further.
-    return bool(base.min() * MSE_FACTORS[-1] >= _FLOAT16.tiny and base.max() <= _FLOAT16.max)
+    smallest = MSE_FACTORS[-1] if scale == "mse" else _FLOAT16_MARGIN
+    return bool(base.min() * smallest >= _FLOAT16.tiny and base.max() <= _FLOAT16.max)
 
 
-def _squared_error(values: Float32, steps: Float32, scales: Float32) -> float:
+def squared_error(values: Float32, steps: Float32, scales: Float32) -> float:
     errors = (values - steps) * scales
     return float(np.einsum("ij,ij->i", errors, errors).sum(dtype=np.float64))

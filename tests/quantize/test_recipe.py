@@ -11,7 +11,8 @@ from plansmith_errors import ConfigError
 
 
 def test_built_in_recipes() -> None:
-    assert quantize.list_recipes() == ["fp8", "int4-rtn", "int4-rtn-sym", "int8", "none"]
+    floats = ["fp8", "fp8-block", "fp8-tensor", "mxfp4", "mxfp8", "nvfp4"]
+    assert quantize.list_recipes() == sorted([*floats, "int4-rtn", "int4-rtn-sym", "int8", "none"])
     for name in quantize.list_recipes():
         assert quantize.load_recipe(name).name == name
     int4 = quantize.load_recipe("int4-rtn").linears.int4
@@ -33,7 +34,11 @@ def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
         ("name: x\nlinears: {scheme: int3}", "'linears.scheme' is 'int3'"),
         ("name: x\nlinears: {scheme: int4, group_size: 100}", "'linears.group_size' is 100"),
         ("name: x\nlinears: {scheme: fp8, group_size: 64}", "group_size belongs to the scheme int4"),
-        ("name: x\nlinears: {scheme: int8, scale: mse}", "scale belongs to the scheme int4"),
+        ("name: x\nlinears: {scheme: int8, scale: mse}", "scale belongs to the scheme int4 or nvfp4 or mxfp4"),
+        ("name: x\nlinears: {scheme: nvfp4, scale: ocp}", "is none of nvfp4's: absmax, four-over-six, mse"),
+        ("name: x\nlinears: {scheme: nvfp4, group_size: 32}", "group_size belongs to the scheme int4"),
+        ("name: x\nlinears: {scheme: mxfp8, scale: ceil}", "scale belongs to .* and has no meaning for mxfp8"),
+        ("name: x\nlinears: {scheme: int8, granularity: tensor}", "granularity belongs to the scheme fp8"),
         ("linears: {scheme: int8}", "'name' is missing"),
         ("name: x\nname: y\nlinears: {scheme: int8}", "duplicate key 'name'"),
         ("name: x\nlinears: {scheme: int8}\noverrides: [{scheme: int8}]", "match' is missing"),
