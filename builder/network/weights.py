@@ -13,7 +13,7 @@ from plansmith_errors import BuildError
 if TYPE_CHECKING:
     from quantize import Checkpoint, QuantizedTensor
 
-_COMPANIONS = (".weight_scale", ".weight_zero_point")  # parts of a quantized weight
+_COMPANIONS = (".weight_scale", ".weight_scale_2", ".weight_zero_point")  # parts of a quantized weight
 _IGNORED = (".rotary_emb.inv_freq",)  # a table that old checkpoints carry; we compute our own
 
 
@@ -76,6 +76,7 @@ class WeightSource:
         weight = load_weight(self._checkpoint, name)
         self._check_shape(name, tuple(weight.shape))
         self._check_finite(name, weight.scales if weight.scheme != "none" else weight.values)
+        self._check_finite(name, weight.tensor_scale)
         self.kinds.add((weight.scheme, weight.group_size))
         return weight
 
@@ -87,10 +88,11 @@ class WeightSource:
         return values
 
     def _check_finite(self, name: str, values: npt.NDArray[Any] | None) -> None:
+        if values is None:
+            return
         # By rows: a mask of a whole embedding matrix would be large.
-        if values is not None and not all(
-            np.isfinite(values[row : row + 1024]).all() for row in range(0, len(values), 1024)
-        ):
+        values = np.atleast_1d(values)
+        if not all(np.isfinite(values[row : row + 1024]).all() for row in range(0, len(values), 1024)):
             raise BuildError(
                 f"{self._checkpoint.path}: {name} holds NaN or infinity; the checkpoint is damaged, get it again"
             )

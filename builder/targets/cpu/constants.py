@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from quantize import QuantizedTensor
 
+REQUANTIZED = ("fp8", "nvfp4", "mxfp4", "mxfp8")  # no kernel multiplies them; decompressed they take 4 bytes a weight
+
 
 def weight_node(weight: QuantizedTensor, name: str, *, keep_float32: bool) -> Node:
     """A float32 node [out_features, in_features] of ``weight``; the constant within carries its ``name``."""
@@ -22,17 +24,15 @@ def weight_node(weight: QuantizedTensor, name: str, *, keep_float32: bool) -> No
         return _int4(weight, name)
     if weight.scheme == "int8":
         return _int8(weight.values, _scales(weight, name), name)
-    if weight.scheme == "fp8":
+    if weight.scheme in REQUANTIZED:
         return _int8(*int8_per_channel(weight.dequantize()), name)
     return _float(weight.values, name, keep_float32=keep_float32)
 
 
 def stored_as(scheme: str, keep_float32: bool) -> str:
     """What becomes of weights of ``scheme``, for the manifest."""
-    if scheme == "fp8":
-        return (
-            "requantized to int8 per channel"  # no kernel multiplies fp8; decompressed it would take 4 bytes a weight
-        )
+    if scheme in REQUANTIZED:
+        return "requantized to int8 per channel"
     if scheme == "none":
         return "float32" if keep_float32 else "float16"
     return "as in the checkpoint"

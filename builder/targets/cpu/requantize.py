@@ -1,4 +1,4 @@
-"""FP8 weights on a CPU: no kernel multiplies them, and decompressing them would cost four bytes a weight."""
+"""Weights of 8-bit and 4-bit floats: no CPU kernel multiplies them, and decompressed they cost four bytes each."""
 
 from __future__ import annotations
 
