@@ -42,6 +42,7 @@ format: setup-dev  ## rewrite files in the house style
 
 bench: setup-dev model  ## every benchmark, one after the other; each prints a table
 	$(PIP_INSTALL) -e '.[bench]'
+	$(BIN)/python benchmarks/quantize_error.py $(MODEL)
 	$(BIN)/python benchmarks/identity.py $(MODEL)
 	$(BIN)/python benchmarks/step.py $(MODEL)
 	$(BIN)/python benchmarks/serve.py $(MODEL)

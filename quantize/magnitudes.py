@@ -12,7 +12,7 @@ import numpy.typing as npt
 from plansmith_errors import QuantizeError
 from quantize.checkpoint import Checkpoint
 
-_CHUNK_VALUES = 2**17
+CHUNK_VALUES = 2**17  # of one task: its float32 arrays stay in a core's second-level cache
 
 
 class Magnitudes:
@@ -32,7 +32,7 @@ class Magnitudes:
 
     def _measure(self, name: str) -> np.float32:
         num_rows, num_columns = self._checkpoint.info(name).shape
-        step = max(1, _CHUNK_VALUES // num_columns)
+        step = max(1, CHUNK_VALUES // num_columns)
         return max(self._pool.map(lambda begin: self._measure_chunk(name, begin, step), range(0, num_rows, step)))
 
     def _measure_chunk(self, name: str, begin: int, step: int) -> np.float32:

@@ -12,14 +12,12 @@ import numpy.typing as npt
 
 from quantize.block_rounding import nvfp4_tensor_scale, round_mxfp4, round_mxfp8, round_nvfp4
 from quantize.checkpoint import Checkpoint
-from quantize.magnitudes import Magnitudes, check_finite
+from quantize.magnitudes import CHUNK_VALUES, Magnitudes, check_finite
 from quantize.plan import PlannedTensor
 from quantize.recipe import BLOCK_SIZES, FP8_BLOCK, FloatSettings, Granularity, SchemeName
 from quantize.report import TensorReport
 from quantize.rounding import RoundedRows, fp8_scale, round_fp8, round_fp8_band, round_int4, round_int8
 from quantize.safetensors_writer import SafetensorsWriter, TensorSlot, TensorSpec
-
-_CHUNK_VALUES = 2**17  # of one task: its float32 arrays stay in a core's second-level cache
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class TensorJob:
         num_rows = self.planned.info.shape[0]
         row_values = self.planned.info.shape[1] if len(self.planned.info.shape) > 1 else 1
         is_fp8_block = self.planned.scheme == "fp8" and _granularity(self.planned) == "block"
-        step = FP8_BLOCK if is_fp8_block else max(1, _CHUNK_VALUES // row_values)
+        step = FP8_BLOCK if is_fp8_block else max(1, CHUNK_VALUES // row_values)
 
         def round_chunk(begin: int) -> _ChunkResult | None:
             return self._round_chunk(slot, begin, step, scale_dtype, tensor_scale)
