@@ -47,3 +47,7 @@ class ServeError(PlansmithError):
 
 class ArtifactError(PlansmithError):
     """The artifact store is locked, damaged or not writable."""
+
+
+class ExportError(PlansmithError):
+    """A checkpoint cannot be written in the layout, or for the run-time, that was asked for."""

@@ -16,6 +16,8 @@ from plansmith_errors import PlansmithError
 VERBS = {
     "run": "Run the whole pipeline of a build file: quantize, build, package, verify.",
     "quantize": "Quantize a checkpoint to a neutral quantized checkpoint.",
+    "export": "Write a quantized checkpoint in the layout of a GPU run-time.",
+    "lint": "Check that a checkpoint is what its config.json says.",
     "build": "Compile a checkpoint to an engine directory.",
     "package": "Write a Triton model repository around an engine.",
     "serve": "Serve a model repository with Triton until Ctrl-C.",
@@ -28,7 +30,7 @@ VERBS = {
 _OTHER_WORDS = {
     "compile": "build",
     "convert": "quantize",
-    "export": "package",
+    "check": "lint",
     "start": "serve",
     "show": "inspect",
     "measure": "evaluate",

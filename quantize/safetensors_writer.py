@@ -48,13 +48,17 @@ class TensorSlot:
 
 
 class SafetensorsWriter:
-    """One file. ``planned`` bounds the header: the same tensors, none of them smaller than what is added."""
+    """One file. ``planned`` bounds the header: the same tensors, none of them smaller than what is added.
 
-    def __init__(self, path: Path, planned: Sequence[TensorSpec]) -> None:
+    ``metadata_format`` is the header's "format" key: readers of Hugging Face checkpoints expect "pt".
+    """
+
+    def __init__(self, path: Path, planned: Sequence[TensorSpec], *, metadata_format: str = "plansmith") -> None:
         self.path = path
+        self._format = metadata_format
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         total = sum(spec.nbytes for spec in planned)
-        bound = len(_header([(spec, total, total) for spec in planned]))
+        bound = len(_header([(spec, total, total) for spec in planned], self._format))
         self._header_bytes = -(-bound // 8) * 8
         self._placed: list[tuple[TensorSpec, int, int]] = []
         self._data_bytes = 0
@@ -68,7 +72,7 @@ class SafetensorsWriter:
 
     def close(self) -> None:
         """Write the header, padded with spaces as the format allows. Without this call the file is not valid."""
-        header = _header(self._placed).ljust(self._header_bytes)
+        header = _header(self._placed, self._format).ljust(self._header_bytes)
         os.pwrite(self._descriptor, struct.pack("<Q", self._header_bytes) + header, 0)
         self.abort()
 
@@ -88,8 +92,8 @@ class SafetensorsWriter:
         self.abort()
 
 
-def _header(placed: Sequence[tuple[TensorSpec, int, int]]) -> bytes:
-    entries: dict[str, Any] = {"__metadata__": {"format": "plansmith"}}
+def _header(placed: Sequence[tuple[TensorSpec, int, int]], metadata_format: str) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": {"format": metadata_format}}
     for spec, begin, end in placed:
         entries[spec.name] = {
             "dtype": SAFETENSORS_TAGS[spec.dtype],

@@ -1,0 +1,91 @@
+"""The one scheme in which a checkpoint's linear layers are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from plansmith_errors import ExportError
+from quantize.checkpoint import Checkpoint
+from quantize.model_shape import FUSED_SETS, ModelShape
+
+KNOWN = ("int4", "int8", "fp8", "none")
+
+
+@dataclass(frozen=True)
+class LinearScheme:
+    """``group_size`` and ``symmetric`` are int4's; fp8 and int8 have one scale per output channel."""
+
+    name: str
+    group_size: int | None = None
+    symmetric: bool = True
+
+    def __str__(self) -> str:
+        if self.name != "int4":
+            return {"none": "not quantized"}.get(self.name, self.name)
+        return f"int4 {'symmetric' if self.symmetric else 'asymmetric'} in groups of {self.group_size}"
+
+
+NOT_QUANTIZED = LinearScheme("none")
+
+
+def scheme_of(entry: Mapping[str, Any]) -> LinearScheme:
+    """The scheme that an entry of ``quantization_config.tensors`` describes."""
+    name = str(entry.get("scheme", "none"))
+    if name != "int4":
+        return LinearScheme(name)
+    return LinearScheme(name, entry.get("group_size"), entry.get("symmetric") is True)
+
+
+def linear_schemes(checkpoint: Checkpoint, shape: ModelShape) -> dict[str, LinearScheme]:
+    """The scheme of every linear weight of the decoder, by its name.
+
+    Raises ExportError for a scheme that no exporter knows, and where a quantized weight has not one scale per output
+    channel.
+    """
+    config = checkpoint.config.get("quantization_config") or {}
+    entries = config.get("tensors") or {}
+    schemes = {}
+    for name, linear in shape.linear_weights():
+        scheme = schemes[name] = scheme_of(entries.get(name) or {})
+        if scheme.name not in KNOWN:
+            raise ExportError(
+                f"tensor {name!r} is {scheme.name}, which no export knows; quantize with int4, int8 or fp8"
+            )
+        if scheme.name in ("fp8", "int8") and prod(checkpoint.info(f"{name}_scale").shape) != linear.out_features:
+            raise ExportError(
+                f"tensor {name!r} is {scheme.name} with scales {list(checkpoint.info(f'{name}_scale').shape)}; "
+                "exports need one per output channel; quantize with the recipe fp8 or int8"
+            )
+    return schemes
+
+
+def common_scheme(schemes: Mapping[str, LinearScheme]) -> LinearScheme:
+    """The scheme of all linears that are quantized. Raises ExportError when there are several, or none at all is shared
+    by a set that run-times fuse into one matrix (q, k, v; gate, up)."""
+    quantized = {name: scheme for name, scheme in schemes.items() if scheme != NOT_QUANTIZED}
+    found = list(dict.fromkeys(quantized.values()))
+    if len(found) > 1:
+        other = next(name for name, scheme in quantized.items() if scheme == found[1])
+        raise ExportError(
+            f"linears are stored as {found[0]} and as {found[1]} ({other!r} and others); "
+            "an export has one scheme besides unquantized layers; quantize with one scheme for all linears"
+        )
+    _check_fused(schemes)
+    return found[0] if found else NOT_QUANTIZED
+
+
+def _check_fused(schemes: Mapping[str, LinearScheme]) -> None:
+    for name, scheme in schemes.items():
+        for members in FUSED_SETS:
+            first = next((member for member in members if f".{member}." in name), None)
+            if first is None:
+                continue
+            for other in (name.replace(first, member) for member in members):
+                if schemes[other] != scheme:
+                    raise ExportError(
+                        f"{name!r} is {scheme} but {other!r} is {schemes[other]}; "
+                        "run-times multiply them as one matrix; give both the same rule in the recipe"
+                    )

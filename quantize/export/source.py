@@ -1,0 +1,72 @@
+"""The checkpoint that is exported: whole, of one scheme, with everything about it checked from headers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from plansmith_errors import ExportError
+from quantize.checkpoint import Checkpoint, open_checkpoint
+from quantize.export.casting import cast
+from quantize.export.scheme import LinearScheme, common_scheme, linear_schemes
+from quantize.model_shape import ModelShape
+from quantize.quantized_tensor import QUANT_METHOD, QuantizedTensor, load_weight
+
+
+@dataclass(frozen=True)
+class ExportSource:
+    checkpoint: Checkpoint
+    shape: ModelShape
+    scheme: LinearScheme  # of the linears that are quantized
+    schemes: dict[str, LinearScheme]  # of every linear weight of the decoder
+    dtype: np.dtype[Any]  # of everything that is not quantized
+
+    @cached_property
+    def unquantized_modules(self) -> list[str]:
+        """Linear layers of the decoder that stay in ``dtype``, without ".weight"."""
+        if self.scheme.name == "none":
+            return []
+        return [name.removesuffix(".weight") for name, scheme in self.schemes.items() if scheme.name == "none"]
+
+    def weight(self, name: str) -> QuantizedTensor:
+        """A linear weight as it is stored."""
+        return load_weight(self.checkpoint, name)
+
+    def floats(self, name: str) -> npt.NDArray[Any]:
+        """Any tensor in ``dtype``; one that is quantized is dequantized."""
+        return cast(name, self._float_values(name), self.dtype)
+
+    def _float_values(self, name: str) -> npt.NDArray[Any]:
+        tensor = load_weight(self.checkpoint, name)
+        return tensor.values if tensor.scheme == "none" else tensor.dequantize()
+
+
+def open_source(path: Path) -> Checkpoint:
+    """Open a neutral quantized checkpoint or an original model. Raises CheckpointError or ExportError."""
+    checkpoint = open_checkpoint(path)
+    config = checkpoint.config.get("quantization_config")
+    method = config.get("quant_method") if isinstance(config, dict) else config
+    if (method and method != QUANT_METHOD) or (path / "hf_quant_config.json").exists():
+        raise ExportError(
+            f"{path}: is quantized by {method or 'modelopt'}; "
+            "give a checkpoint that plansmith quantize wrote, or an original model"
+        )
+    return checkpoint
+
+
+def describe_source(checkpoint: Checkpoint, dtype: np.dtype[Any]) -> ExportSource:
+    """Check that every tensor is there in its shape, and find the scheme. Reads headers only."""
+    from quantize.lint.hf import lint_hf
+
+    findings = lint_hf(checkpoint)
+    if findings:
+        more = f" (and {len(findings) - 1} more; plansmith lint lists them)" if len(findings) > 1 else ""
+        raise ExportError(f"{checkpoint.path}: {findings[0]}{more}; quantize it again")
+    shape = ModelShape.from_config({**checkpoint.config, "tie_word_embeddings": checkpoint.is_tied}, "config.json")
+    schemes = linear_schemes(checkpoint, shape)
+    return ExportSource(checkpoint, shape, common_scheme(schemes), schemes, dtype)

@@ -1,0 +1,75 @@
+"""Lint of a directory with Hugging Face names: original models, the neutral format, compressed-tensors, ModelOpt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quantize.architectures import role_of
+from quantize.checkpoint import Checkpoint
+from quantize.dtypes import SOURCE_FLOATS
+from quantize.export.scheme import LinearScheme
+from quantize.lint.finding import Expected, Finding, compare
+from quantize.lint.hf_scheme import HfScheme, read_scheme
+from quantize.lint.parts import plain
+from quantize.model_shape import LM_HEAD, ModelShape
+
+
+def lint_hf(checkpoint: Checkpoint) -> list[Finding]:
+    """Every tensor that config.json implies, against the headers. Raises CheckpointError for an unreadable config."""
+    shape, scheme = shape_of(checkpoint), read_scheme(checkpoint)
+    findings = _group_findings(shape, scheme)
+    if findings:
+        return findings
+    stored = {info.name: info for info in checkpoint if role_of(info.name) != "derived"}
+    expected = expected_tensors(shape, scheme)
+    if _is_gguf(checkpoint):  # its types are ggml's; the reader dequantizes them
+        stored_dtypes = tuple({info.dtype for info in checkpoint})
+        expected = {
+            name: Expected(stored_dtypes, wanted.shape, wanted.is_required) for name, wanted in expected.items()
+        }
+    return compare(expected, stored)
+
+
+def shape_of(checkpoint: Checkpoint) -> ModelShape:
+    """The model that config.json describes, with ``tie_word_embeddings`` made explicit."""
+    config: dict[str, Any] = {**checkpoint.config, "tie_word_embeddings": checkpoint.is_tied}
+    return ModelShape.from_config(config, f"{checkpoint.path}: config.json")
+
+
+def expected_tensors(shape: ModelShape, scheme: HfScheme) -> dict[str, Expected]:
+    """Every tensor of the model as ``scheme`` stores it, by name."""
+    expected: dict[str, Expected] = {}
+    for name, size in shape.other_tensors():
+        expected |= _stored(name, size, scheme)
+    for name, linear in shape.linear_weights():
+        expected |= _stored(name, (linear.out_features, linear.in_features), scheme)
+        if scheme.allows_pre_quant_scale:
+            module = name.removesuffix(".weight")
+            expected[f"{module}.pre_quant_scale"] = Expected(SOURCE_FLOATS, (linear.in_features,), is_required=False)
+    if shape.is_tied:  # some writers store the head again
+        expected[LM_HEAD] = Expected(SOURCE_FLOATS, (shape.vocab_size, shape.hidden_size), is_required=False)
+    return expected
+
+
+def _stored(name: str, size: tuple[int, ...], scheme: HfScheme) -> dict[str, Expected]:
+    own = scheme.of(name)
+    if len(size) != 2 or own.name == "none":
+        return {name: Expected(SOURCE_FLOATS, size)} if len(size) != 2 else {name: plain(*size)[""]}
+    return {name + suffix: expected for suffix, expected in scheme.parts(own, *size).items()}
+
+
+def _group_findings(shape: ModelShape, scheme: HfScheme) -> list[Finding]:
+    """Groups that do not divide a layer's inputs: no shape can be derived for such a layer."""
+    findings = []
+    for name, linear in shape.linear_weights():
+        own: LinearScheme = scheme.of(name)
+        group = own.group_size
+        if own.name == "int4" and (type(group) is not int or group <= 0 or linear.in_features % group):
+            findings.append(
+                Finding("config", name, f"has {linear.in_features} inputs, which groups of {group!r} do not divide")
+            )
+    return findings
+
+
+def _is_gguf(checkpoint: Checkpoint) -> bool:
+    return checkpoint.path.is_file()

@@ -1,0 +1,95 @@
+"""Lint any checkpoint that can be told apart by its config.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from quantize.checkpoint import Checkpoint, open_checkpoint, parse_json_object
+from quantize.lint.finding import Finding
+from quantize.lint.hf import expected_tensors, lint_hf, shape_of
+from quantize.lint.hf_scheme import read_scheme
+from quantize.lint.unified import expected_of_rank, lint_unified, open_rank
+from quantize.lint.unified_config import UnifiedConfig, read_unified_config
+from quantize.lint.values import value_findings
+from quantize.parallel import Mapping, legal_advice, problems_of
+
+
+def lint_checkpoint(
+    path: Path, *, tp_size: int | None = None, pp_size: int | None = None, check_values: bool = False
+) -> list[Finding]:
+    """Everything that config.json implies, against the headers; with ``check_values`` every value is read as well.
+
+    ``tp_size``, ``pp_size``: whether the model can be cut like this (a unified checkpoint: whether it is). Raises
+    CheckpointError for what cannot be read at all.
+    """
+    config = _unified_json(path)
+    if config is not None:
+        unified = read_unified_config(config, f"{path}: config.json")
+        findings = lint_unified(path, config, unified) + _mapping_findings(unified.mapping, tp_size, pp_size)
+        return findings + (_unified_values(path, unified) if check_values and not _blocked(findings) else [])
+    checkpoint = open_checkpoint(path)
+    findings = lint_hf(checkpoint) + _shard_findings(checkpoint, tp_size, pp_size)
+    return findings + (_values(checkpoint) if check_values and not _blocked(findings) else [])
+
+
+def _unified_json(path: Path) -> dict[str, Any] | None:
+    """config.json of a unified checkpoint; None for another kind."""
+    file = path / "config.json"
+    if not file.is_file():
+        return None
+    config = parse_json_object(file.read_bytes(), str(file))
+    return config if "architecture" in config and "model_type" not in config else None
+
+
+def _blocked(findings: list[Finding]) -> bool:
+    """Whether the expected tensors could not be derived."""
+    return any(finding.kind in ("shard", "config") for finding in findings)
+
+
+def _mapping_findings(mapping: Mapping, tp_size: int | None, pp_size: int | None) -> list[Finding]:
+    wanted = {"mapping.tp_size": (mapping.tp_size, tp_size), "mapping.pp_size": (mapping.pp_size, pp_size)}
+    return [
+        Finding("shard", key, f"is {found}, asked for {asked}; export again with that cut")
+        for key, (found, asked) in wanted.items()
+        if asked is not None and asked != found
+    ]
+
+
+def _shard_findings(checkpoint: Checkpoint, tp_size: int | None, pp_size: int | None) -> list[Finding]:
+    if tp_size is None and pp_size is None:
+        return []
+    shape, scheme = shape_of(checkpoint), read_scheme(checkpoint)
+    groups = sorted({scheme.of(name).group_size or 0 for name, _ in shape.linear_weights()})
+    group = groups[-1] or None  # the coarsest decides
+    problems = problems_of(shape, Mapping(tp_size or 1, pp_size or 1), group)
+    return [Finding("shard", "mapping", f"{problem}; {legal_advice(shape, group)}") for problem in problems]
+
+
+def _values(checkpoint: Checkpoint) -> list[Finding]:
+    expected = expected_tensors(shape_of(checkpoint), read_scheme(checkpoint))
+    findings = []
+    for info in checkpoint:
+
+        def load_rows(begin: int, end: int, name: str = info.name) -> Any:
+            return checkpoint.load_rows(name, begin, end)
+
+        findings += value_findings(info.name, info.shape, load_rows, expected.get(info.name))
+    return findings
+
+
+def _unified_values(path: Path, unified: UnifiedConfig) -> list[Finding]:
+    findings = []
+    for rank in range(unified.mapping.world_size):
+        file, _ = open_rank(path, rank)
+        if file is None:
+            continue
+        expected = expected_of_rank(unified, rank)
+        for name, tensor in file.tensors.items():
+            view = file.view(name)
+
+            def load_rows(begin: int, end: int, view: Any = view) -> Any:
+                return view[begin:end] if view.ndim else view
+
+            findings += value_findings(f"rank{rank}: {name}", tensor.shape, load_rows, expected.get(name))
+    return findings

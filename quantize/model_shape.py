@@ -1,0 +1,137 @@
+"""Which tensors a model of the supported families has, and their shapes, from its config.json alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from plansmith_errors import CheckpointError
+from quantize.architectures import MODEL_TYPES
+
+EMBEDDINGS = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+LM_HEAD = "lm_head.weight"
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+FUSED_SETS = (QKV, GATE_UP)
+LARGEST = 2**31 - 1  # of a size; run-times keep them in 32 bits
+MOST_LAYERS = 10_000  # a damaged config must not make us list tensors for ever
+
+
+@dataclass(frozen=True)
+class Linear:
+    """One linear layer of a decoder layer: y = W x + b with W [out, in]."""
+
+    module: str  # "self_attn.q_proj"
+    out_features: int
+    in_features: int
+    has_bias: bool
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes in elements, Hugging Face names."""
+
+    model_type: str
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    is_tied: bool
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], source: str) -> ModelShape:
+        """Read a Hugging Face config.json; ``source`` names it in errors. Raises CheckpointError."""
+        model_type = config.get("model_type")
+        if model_type not in MODEL_TYPES:
+            raise CheckpointError(
+                f"{source}: model_type {model_type!r} is not supported; supported: {', '.join(MODEL_TYPES)}"
+            )
+        hidden_size, num_heads = _size(config, "hidden_size", source), _size(config, "num_attention_heads", source)
+        attention_bias = model_type in ("llama", "qwen3") and _flag(config, "attention_bias", source)
+        shape = cls(
+            model_type=model_type,
+            hidden_size=hidden_size,
+            intermediate_size=_size(config, "intermediate_size", source),
+            num_layers=_size(config, "num_hidden_layers", source, maximum=MOST_LAYERS),
+            num_heads=num_heads,
+            num_kv_heads=_size(config, "num_key_value_heads", source, num_heads),
+            head_dim=_size(config, "head_dim", source, 128 if model_type == "qwen3" else hidden_size // num_heads),
+            vocab_size=_size(config, "vocab_size", source),
+            qkv_bias=model_type == "qwen2" or attention_bias,
+            o_bias=attention_bias,
+            mlp_bias=model_type == "llama" and _flag(config, "mlp_bias", source),
+            qk_norm=model_type == "qwen3",
+            is_tied=_flag(config, "tie_word_embeddings", source),
+        )
+        if shape.num_heads % shape.num_kv_heads:
+            raise CheckpointError(
+                f"{source}: {shape.num_heads} attention heads cannot share {shape.num_kv_heads} key-value heads"
+            )
+        return shape
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """The linear layers of every decoder layer, in the order of use."""
+        hidden, q_size, kv_size = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return (
+            Linear("self_attn.q_proj", q_size, hidden, self.qkv_bias),
+            Linear("self_attn.k_proj", kv_size, hidden, self.qkv_bias),
+            Linear("self_attn.v_proj", kv_size, hidden, self.qkv_bias),
+            Linear("self_attn.o_proj", hidden, q_size, self.o_bias),
+            Linear("mlp.gate_proj", self.intermediate_size, hidden, self.mlp_bias),
+            Linear("mlp.up_proj", self.intermediate_size, hidden, self.mlp_bias),
+            Linear("mlp.down_proj", hidden, self.intermediate_size, self.mlp_bias),
+        )
+
+    @property
+    def norms(self) -> dict[str, int]:
+        """Norms of a decoder layer and how many weights each has."""
+        norms = {"input_layernorm": self.hidden_size, "post_attention_layernorm": self.hidden_size}
+        return norms | {f"self_attn.{name}": self.head_dim for name in ("q_norm", "k_norm") if self.qk_norm}
+
+    def linear_weights(self) -> Iterator[tuple[str, Linear]]:
+        """The name of every linear weight of the decoder, and its layer."""
+        for layer in range(self.num_layers):
+            for linear in self.linears:
+                yield f"model.layers.{layer}.{linear.module}.weight", linear
+
+    def other_tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and shape of everything that is no linear weight of the decoder: embeddings, norms, biases, head."""
+        yield EMBEDDINGS, (self.vocab_size, self.hidden_size)
+        for layer in range(self.num_layers):
+            prefix = f"model.layers.{layer}."
+            for norm, size in self.norms.items():
+                yield f"{prefix}{norm}.weight", (size,)
+            for linear in self.linears:
+                if linear.has_bias:
+                    yield f"{prefix}{linear.module}.bias", (linear.out_features,)
+        yield FINAL_NORM, (self.hidden_size,)
+        if not self.is_tied:
+            yield LM_HEAD, (self.vocab_size, self.hidden_size)
+
+
+def _size(
+    config: Mapping[str, Any], key: str, source: str, default: int | None = None, *, maximum: int = LARGEST
+) -> int:
+    value = config.get(key)
+    if value is None:
+        value = default
+    if type(value) is not int or not 0 < value <= maximum:
+        raise CheckpointError(f"{source}: {key} is {value!r}, expected an integer of 1 to {maximum}")
+    return value
+
+
+def _flag(config: Mapping[str, Any], key: str, source: str) -> bool:
+    value = config.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise CheckpointError(f"{source}: {key} is {value!r}, expected true or false")
+    return bool(value)
