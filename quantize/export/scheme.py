@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from plansmith_errors import ExportError
 from quantize.checkpoint import Checkpoint
 from quantize.model_shape import FUSED_SETS, ModelShape
 
-KNOWN = ("int4", "int8", "fp8", "none")
+EXPORTED = ("int4", "int8", "fp8", "none")
 
 
 @dataclass(frozen=True)
 class LinearScheme:
-    """``group_size`` and ``symmetric`` are int4's; fp8 and int8 have one scale per output channel."""
+    """``group_size``: input columns that share a scale (int4, block formats). ``granularity``: of fp8's scales."""
 
     name: str
     group_size: int | None = None
     symmetric: bool = True
+    granularity: str = "channel"
 
     def __str__(self) -> str:
+        if self.name == "fp8" and self.granularity != "channel":
+            return f"fp8 with one scale per {self.granularity}"
         if self.name != "int4":
             return {"none": "not quantized"}.get(self.name, self.name)
         return f"int4 {'symmetric' if self.symmetric else 'asymmetric'} in groups of {self.group_size}"
@@ -34,31 +36,19 @@ NOT_QUANTIZED = LinearScheme("none")
 def scheme_of(entry: Mapping[str, Any]) -> LinearScheme:
     """The scheme that an entry of ``quantization_config.tensors`` describes."""
     name = str(entry.get("scheme", "none"))
-    if name != "int4":
-        return LinearScheme(name)
-    return LinearScheme(name, entry.get("group_size"), entry.get("symmetric") is True)
+    symmetric = name != "int4" or entry.get("symmetric") is True
+    return LinearScheme(name, entry.get("group_size"), symmetric, str(entry.get("granularity", "channel")))
 
 
 def linear_schemes(checkpoint: Checkpoint, shape: ModelShape) -> dict[str, LinearScheme]:
-    """The scheme of every linear weight of the decoder, by its name.
-
-    Raises ExportError for a scheme that no exporter knows, and where a quantized weight has not one scale per output
-    channel.
-    """
+    """The scheme of every linear weight of the decoder, by name. Raises ExportError for one that is not exported."""
     config = checkpoint.config.get("quantization_config") or {}
     entries = config.get("tensors") or {}
     schemes = {}
-    for name, linear in shape.linear_weights():
+    for name, _ in shape.linear_weights():
         scheme = schemes[name] = scheme_of(entries.get(name) or {})
-        if scheme.name not in KNOWN:
-            raise ExportError(
-                f"tensor {name!r} is {scheme.name}, which no export knows; quantize with int4, int8 or fp8"
-            )
-        if scheme.name in ("fp8", "int8") and prod(checkpoint.info(f"{name}_scale").shape) != linear.out_features:
-            raise ExportError(
-                f"tensor {name!r} is {scheme.name} with scales {list(checkpoint.info(f'{name}_scale').shape)}; "
-                "exports need one per output channel; quantize with the recipe fp8 or int8"
-            )
+        if scheme.name not in EXPORTED or scheme.granularity != "channel":
+            raise ExportError(f"tensor {name!r} is {scheme}; exported are int4, int8 and fp8 with a scale per channel")
     return schemes
 
 

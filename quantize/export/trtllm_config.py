@@ -5,6 +5,7 @@ Sources: tensorrt_llm/models/llama/config.py, models/qwen/config.py and models/m
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from plansmith_errors import ExportError
@@ -36,9 +37,9 @@ def unified_config(source: ExportSource, mapping: Mapping) -> dict[str, Any]:
         "num_key_value_heads": shape.num_kv_heads,
         "head_size": shape.head_dim,
         "hidden_act": _hidden_act(config),
-        "norm_epsilon": config.get("rms_norm_eps", 1e-6),
+        "norm_epsilon": _number("rms_norm_eps", config.get("rms_norm_eps") or 1e-6),
         "position_embedding_type": "rope_gpt_neox",
-        "max_position_embeddings": config.get("max_position_embeddings"),
+        "max_position_embeddings": max_positions(config),
         "rotary_base": base,
         "rotary_scaling": scaling,
         "qk_layernorm": False,
@@ -52,7 +53,7 @@ def unified_config(source: ExportSource, mapping: Mapping) -> dict[str, Any]:
     }
     if shape.model_type == "qwen2":
         # Read without a default when the network is made.
-        unified |= {"qwen_type": "qwen2", "seq_length": config.get("max_position_embeddings"), "use_logn_attn": False}
+        unified |= {"qwen_type": "qwen2", "seq_length": max_positions(config), "use_logn_attn": False}
         unified |= {"moe_intermediate_size": 0, "moe_shared_expert_intermediate_size": 0}
     return unified
 
@@ -70,29 +71,47 @@ def quantization(scheme: LinearScheme) -> dict[str, Any]:
 def rotary(config: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
     """Base and scaling, from every place where a config may keep them. Raises ExportError."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(scaling, dict):
+        raise ExportError(f"config.json: rope_scaling is {scaling!r}, expected a mapping")
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind not in _ROPE_TYPES:
         raise ExportError(
             f"config.json: rope type {kind!r} is not known to load as meant; known: {', '.join(_ROPE_TYPES)}"
         )
-    base = scaling.get("rope_theta") or config.get("rope_theta") or 10000.0
+    base = _number("rope_theta", scaling.get("rope_theta") or config.get("rope_theta") or 10000.0)
     if kind == "default":
         return base, None
     parameters = {key: value for key, value in scaling.items() if key not in ("rope_theta", "type", "rope_type")}
     return base, {**parameters, "type": kind, "rope_type": kind}
 
 
+def max_positions(config: dict[str, Any]) -> int:
+    """The longest sequence, in tokens. Raises ExportError."""
+    value = config.get("max_position_embeddings")
+    if type(value) is not int or value < 1:
+        raise ExportError(f"config.json: max_position_embeddings is {value!r}, expected a positive integer")
+    return value
+
+
 def check_attention_window(config: dict[str, Any]) -> None:
     """Refuse a sliding window, which the checkpoint cannot say. Raises ExportError."""
-    default = _MISTRAL_SLIDING_WINDOW if config.get("model_type") == "mistral" else None
-    window = config.get("sliding_window", default)
-    slides = config.get("use_sliding_window", False) if config.get("model_type") == "qwen2" else True
-    limit = config.get("max_position_embeddings")
-    if slides and window is not None and config.get("model_type") != "llama" and (limit is None or window < limit):
+    family = config.get("model_type")
+    slides = family == "mistral" or (family == "qwen2" and config.get("use_sliding_window"))
+    window = config.get("sliding_window", _MISTRAL_SLIDING_WINDOW)
+    if not slides or window is None:
+        return
+    if type(window) is not int or window < max_positions(config):
         raise ExportError(
-            f"config.json: attention slides over {window} tokens of {limit}, which a unified checkpoint cannot say; "
-            f"set max_position_embeddings to {window} and sliding_window to null to serve up to that length"
+            f"config.json: attention slides over {window!r} tokens of {max_positions(config)}, which a unified "
+            f"checkpoint cannot say; set max_position_embeddings to {window!r} and sliding_window to null to serve "
+            "up to that length"
         )
+
+
+def _number(key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ExportError(f"config.json: {key} is {value!r}, expected a positive number")
+    return value
 
 
 def _hidden_act(config: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from quantize.dtypes import SOURCE_FLOATS
 from quantize.export.scheme import LinearScheme
 from quantize.lint.finding import Expected, Finding, compare
 from quantize.lint.hf_scheme import HfScheme, read_scheme
-from quantize.lint.parts import plain
+from quantize.lint.parts import GROUPED, plain
 from quantize.model_shape import LM_HEAD, ModelShape
 
 
@@ -64,7 +64,7 @@ def _group_findings(shape: ModelShape, scheme: HfScheme) -> list[Finding]:
     for name, linear in shape.linear_weights():
         own: LinearScheme = scheme.of(name)
         group = own.group_size
-        if own.name == "int4" and (type(group) is not int or group <= 0 or linear.in_features % group):
+        if own.name in GROUPED and (type(group) is not int or group <= 0 or linear.in_features % group):
             findings.append(
                 Finding("config", name, f"has {linear.in_features} inputs, which groups of {group!r} do not divide")
             )

@@ -9,8 +9,8 @@ from typing import Any
 
 from plansmith_errors import CheckpointError
 from quantize.checkpoint import Checkpoint, parse_json_object
-from quantize.export.scheme import KNOWN, NOT_QUANTIZED, LinearScheme, scheme_of
-from quantize.lint.parts import Parts, compressed_tensors_parts, modelopt_parts, neutral_parts
+from quantize.export.scheme import NOT_QUANTIZED, LinearScheme, scheme_of
+from quantize.lint.parts import NEUTRAL, Parts, compressed_tensors_parts, modelopt_parts, neutral_parts
 from quantize.quantized_tensor import QUANT_METHOD
 
 _DECODER = "model.layers."
@@ -59,7 +59,7 @@ def _neutral(checkpoint: Checkpoint, config: Mapping[str, Any]) -> HfScheme:
         raise CheckpointError(f"{checkpoint.path}: quantization_config does not describe tensors as expected")
     schemes = {name: scheme_of(entry) for name, entry in entries.items()}
     for name, scheme in schemes.items():
-        if scheme.name not in KNOWN:
+        if scheme.name not in NEUTRAL:
             raise CheckpointError(f"{checkpoint.path}: tensor {name!r} has the scheme {scheme.name!r}, unknown here")
     return HfScheme(by_name=schemes)
 

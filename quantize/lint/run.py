@@ -60,8 +60,9 @@ def _shard_findings(checkpoint: Checkpoint, tp_size: int | None, pp_size: int | 
     if tp_size is None and pp_size is None:
         return []
     shape, scheme = shape_of(checkpoint), read_scheme(checkpoint)
-    groups = sorted({scheme.of(name).group_size or 0 for name, _ in shape.linear_weights()})
-    group = groups[-1] or None  # the coarsest decides
+    own = [scheme.of(name) for name, _ in shape.linear_weights()]
+    # The coarsest decides; only INT4 has kernels that are particular about it.
+    group = max((found.group_size or 0 for found in own if found.name == "int4"), default=0) or None
     problems = problems_of(shape, Mapping(tp_size or 1, pp_size or 1), group)
     return [Finding("shard", "mapping", f"{problem}; {legal_advice(shape, group)}") for problem in problems]
 

@@ -21,7 +21,7 @@ MAX_RANKS = 1024  # beyond it a config is damaged
 
 def lint_unified(path: Path, config: dict[str, Any], unified: UnifiedConfig) -> list[Finding]:
     """Headers only. A cut that cannot work is the one finding: no shapes follow from it."""
-    findings = config_findings(config)
+    findings = config_findings(config, unified)
     group = unified.group_size if unified.algorithm == "W4A16_AWQ" else None
     problems = problems_of(unified.shape, unified.mapping, group)
     if problems or unified.mapping.world_size > MAX_RANKS:

@@ -60,15 +60,17 @@ def read_unified_config(config: ReadMapping[str, Any], source: str) -> UnifiedCo
         raise CheckpointError(
             f"{source}: architecture {config.get('architecture')!r} is not known here; known: {', '.join(_MODEL_TYPES)}"
         )
-    if config.get("dtype") not in DTYPES:
+    if not isinstance(config.get("dtype"), str) or config["dtype"] not in DTYPES:
         raise CheckpointError(f"{source}: dtype is {config.get('dtype')!r}, expected one of {', '.join(DTYPES)}")
-    quantization = config.get("quantization") or {}
+    quantization = _section(config, "quantization", source)
     algorithm = quantization.get("quant_algo")
     if algorithm not in ALGORITHMS:
         raise CheckpointError(
             f"{source}: quant_algo {algorithm!r} is not known here; known: {', '.join(map(str, ALGORITHMS[1:]))}"
         )
     excluded = quantization.get("exclude_modules")
+    if excluded is not None and not isinstance(excluded, list):
+        raise CheckpointError(f"{source}: exclude_modules is {excluded!r}, expected a list of module names")
     return UnifiedConfig(
         shape=_shape(config, model_type, source),
         mapping=_mapping(config, source),
@@ -82,14 +84,14 @@ def read_unified_config(config: ReadMapping[str, Any], source: str) -> UnifiedCo
     )
 
 
-def config_findings(config: ReadMapping[str, Any]) -> list[Finding]:
-    """What the loader would stumble over in config.json itself."""
+def config_findings(config: ReadMapping[str, Any], unified: UnifiedConfig) -> list[Finding]:
+    """What the loader would stumble over in a config.json that ``read_unified_config`` could read."""
     unknown = sorted((config.get("quantization") or {}).keys() - _QUANTIZATION_KEYS)
     findings = [Finding("config", f"quantization.{key}", "the loader refuses this key; remove it") for key in unknown]
-    mapping = config.get("mapping") or {}
-    ranks = mapping.get("tp_size", 1) * mapping.get("pp_size", 1) * mapping.get("cp_size", 1)
-    if mapping.get("world_size", 1) != ranks:
-        message = f"is {mapping.get('world_size', 1)}, expected tp_size x pp_size = {ranks}"
+    ranks = unified.mapping.world_size
+    world_size = (config.get("mapping") or {}).get("world_size", 1)
+    if world_size != ranks:
+        message = f"is {world_size!r}, expected tp_size x pp_size = {ranks}"
         findings.append(Finding("config", "mapping.world_size", message))
     return findings
 
@@ -112,8 +114,19 @@ def _shape(config: ReadMapping[str, Any], model_type: str, source: str) -> Model
 
 
 def _mapping(config: ReadMapping[str, Any], source: str) -> Mapping:
-    mapping = config.get("mapping") or {}
+    mapping = _section(config, "mapping", source)
+    if _positive(mapping, "cp_size", 1, source) != 1:
+        raise CheckpointError(
+            f"{source}: cp_size is {mapping['cp_size']}; only checkpoints with cp_size 1 are known here"
+        )
     return Mapping(_positive(mapping, "tp_size", 1, source), _positive(mapping, "pp_size", 1, source))
+
+
+def _section(config: ReadMapping[str, Any], key: str, source: str) -> dict[str, Any]:
+    value = config.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise CheckpointError(f"{source}: {key} is {value!r}, expected a mapping")
+    return value or {}
 
 
 def _positive(config: ReadMapping[str, Any], key: str, default: int, source: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,19 @@ from export_models import (
     KV_HEADS,
     LAYERS,
     VOCAB,
+    config,
     dequantized,
     load,
     rows_from_nibbles,
     scaled,
     weights,
+    write_model,
     write_quantized,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from plansmith_errors import ExportError
+from plansmith_errors import ExportError, PlansmithError
 from quantize.export import ExportOptions, export_checkpoint
 
 
@@ -128,8 +133,8 @@ def test_tied_embeddings_are_written_twice_and_dequantized(tmp_path: Path) -> No
 def test_biases_of_qwen2_follow_their_rows(tmp_path: Path) -> None:
     source = write_quantized(tmp_path / "q", "int4", model_type="qwen2")
     output = export(source, 4)
-    config = json.loads((output / "config.json").read_text())
-    assert config["architecture"] == "QWenForCausalLM" and config["qwen_type"] == "qwen2" and config["attn_bias"]
+    found = json.loads((output / "config.json").read_text())
+    assert found["architecture"] == "QWenForCausalLM" and found["qwen_type"] == "qwen2" and found["attn_bias"]
     original = {module: weights("qwen2")[f"model.layers.1.self_attn.{module}_proj.bias"] for module in "qkv"}
     for tp_rank in range(4):
         bias = load(output / f"rank{tp_rank}.safetensors")["transformer.layers.1.attention.qkv.bias"]
@@ -143,8 +148,8 @@ def test_biases_of_qwen2_follow_their_rows(tmp_path: Path) -> None:
 def test_config_says_what_the_loader_reads(tmp_path: Path) -> None:
     llama3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0}
     source = write_quantized(tmp_path / "q", "int4", rope_parameters=llama3, rope_theta=None)
-    config = json.loads((export(source, 2, 2) / "config.json").read_text())
-    assert config["mapping"] == {
+    found = json.loads((export(source, 2, 2) / "config.json").read_text())
+    assert found["mapping"] == {
         "world_size": 4,
         "gpus_per_node": 8,
         "cp_size": 1,
@@ -153,22 +158,22 @@ def test_config_says_what_the_loader_reads(tmp_path: Path) -> None:
         "moe_tp_size": 2,
         "moe_ep_size": 1,
     }
-    assert config["rotary_base"] == 500000.0, "wherever the config keeps it"
-    assert config["rotary_scaling"]["type"] == "llama3" and config["rotary_scaling"]["factor"] == 8.0
-    quantization = config["quantization"]
+    assert found["rotary_base"] == 500000.0, "wherever the config keeps it"
+    assert found["rotary_scaling"]["type"] == "llama3" and found["rotary_scaling"]["factor"] == 8.0
+    quantization = found["quantization"]
     assert (quantization["quant_algo"], quantization["group_size"]) == ("W4A16_AWQ", 64)
     assert quantization["pre_quant_scale"] is False and quantization["exclude_modules"]
-    assert (config["vocab_size"], config["head_size"], config["intermediate_size"]) == (VOCAB, HEAD_DIM, FFN)
-    assert config["dtype"] == "float16" and config["position_embedding_type"] == "rope_gpt_neox"
+    assert (found["vocab_size"], found["head_size"], found["intermediate_size"]) == (VOCAB, HEAD_DIM, FFN)
+    assert found["dtype"] == "float16" and found["position_embedding_type"] == "rope_gpt_neox"
 
 
 def test_mistral_and_side_files(tmp_path: Path) -> None:
     source = write_quantized(tmp_path / "q", "fp8", model_type="mistral", sliding_window=None)
     output = export(source, dtype="bfloat16")
-    config = json.loads((output / "config.json").read_text())
-    assert (config["architecture"], config["dtype"]) == ("MistralForCausalLM", "bfloat16")
-    assert config["quantization"]["quant_algo"] == "FP8_PER_CHANNEL_PER_TOKEN"
-    assert "transformer.ln_f" in config["quantization"]["exclude_modules"]
+    found = json.loads((output / "config.json").read_text())
+    assert (found["architecture"], found["dtype"]) == ("MistralForCausalLM", "bfloat16")
+    assert found["quantization"]["quant_algo"] == "FP8_PER_CHANNEL_PER_TOKEN"
+    assert "transformer.ln_f" in found["quantization"]["exclude_modules"]
     assert (output / "LICENSE").read_text() == "MIT" and (output / "tokenizer.json").exists()
     card = (output / "README.md").read_text()
     assert "fp8" in card and "Relative error" in card and "TensorRT-LLM 1.2" in card
@@ -205,3 +210,24 @@ def test_mixed_linears_are_refused(tmp_path: Path) -> None:
     source = write_quantized(tmp_path / "q", "fp8", [{"match": "*.1.mlp.down_proj.weight", "scheme": "none"}])
     with pytest.raises(ExportError, match=r"model\.layers\.1\.mlp\.down_proj .* one scheme for all linears"):
         export(source)
+
+
+JUNK = st.sampled_from([None, "", "text", -1, 0, 1.5, True, [], [1], {}, {"a": 1}, 10**30, float("inf")])
+
+
+@settings(max_examples=50, deadline=None)
+@given(key=st.sampled_from([*config("mistral"), "rope_scaling", "sliding_window", "dtype", "hidden_act"]), junk=JUNK)
+def test_junk_in_a_config_is_refused_or_harmless(whole_model: Path, key: str, junk: Any) -> None:
+    changed = {**config("mistral", sliding_window=None), key: junk}
+    (whole_model / "config.json").write_text(json.dumps(changed))
+    output = whole_model.parent / "out"
+    shutil.rmtree(output, ignore_errors=True)
+    try:
+        export_checkpoint(whole_model, output, ExportOptions("trtllm"))
+    except PlansmithError as error:
+        assert "\n" not in str(error) and not output.exists()
+
+
+@pytest.fixture(scope="module")
+def whole_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "mistral", "mistral", sliding_window=None)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import tiny_weights, write_gguf
 
-from plansmith_errors import CheckpointError
+import quantize
+from plansmith_errors import CheckpointError, PlansmithError
 from quantize.export import ExportOptions, export_checkpoint
 from quantize.lint import Finding, lint_checkpoint
 
@@ -28,8 +29,13 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("kinds")
     found = {"original": write_model(base / "original"), "qwen2": write_model(base / "qwen2", "qwen2")}
     found["gguf"] = write_gguf(base / "model.gguf", tiny_weights())
-    for recipe in ("int4", "int4-asym", "int8", "fp8", "none"):
-        found[recipe] = write_quantized(base / recipe, recipe)
+    for name in quantize.list_recipes():  # those that need no calibration
+        recipe = quantize.load_recipe(name)
+        if getattr(recipe.linears, "method", None) in (None, "rtn"):
+            quantize.quantize_checkpoint(found["original"], base / f"recipe-{name}", recipe)
+            found[f"recipe {name}"] = base / f"recipe-{name}"
+    for kind in ("int4", "int4-asym", "int8", "fp8", "none"):
+        found[kind] = write_quantized(base / kind, kind)
     layouts = {
         "trtllm": ["int4", "fp8", "none"],
         "compressed-tensors": ["int4", "int4-asym", "int8", "fp8"],
@@ -113,7 +119,7 @@ def test_values_are_read_when_asked(
     assert [expected in str(finding) for finding in lint_checkpoint(path, check_values=True)] == [True]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_lost_cut_or_retyped_tensor_goes_unseen(kinds: dict[str, Path], tmp_path: Path, data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(sorted(set(kinds) - {"gguf"})))
@@ -124,7 +130,7 @@ def test_no_lost_cut_or_retyped_tensor_goes_unseen(kinds: dict[str, Path], tmp_p
     damage = data.draw(st.sampled_from(["lose", "cut", "retype"]))
     if damage == "lose":
         del tensors[name]
-    elif damage == "cut":
+    elif damage == "cut" and tensors[name].ndim:
         tensors[name] = tensors[name][:-1].clone()
     else:
         tensors[name] = tensors[name].to(torch.int16)
@@ -220,3 +226,34 @@ def test_many_layers_in_a_config_take_no_time(kinds: dict[str, Path], tmp_path: 
     change_config(path, num_hidden_layers=2**31 - 1)
     with pytest.raises(CheckpointError, match="num_hidden_layers"):
         lint_checkpoint(path)
+
+
+JUNK = st.sampled_from([None, "", "text", -1, 0, 1.5, True, [], [1], {}, {"a": 1}, {"tp_size": []}, 10**30])
+KINDS = ["original", "int4", "trtllm int4", "compressed-tensors int4", "modelopt fp8"]
+
+
+@settings(max_examples=70, deadline=None)
+@given(data=st.data())
+def test_junk_in_any_config_is_findings_or_one_clear_line(damaged: dict[str, Path], data: st.DataObject) -> None:
+    path = damaged[data.draw(st.sampled_from(KINDS))]
+    file = path / "config.json"
+    original = file.read_text()
+    config = json.loads(original)
+    owner = config
+    for section in ("quantization_config", "quantization", "mapping", "config_groups", "group_0", "weights", "tensors"):
+        if isinstance(owner.get(section), dict) and data.draw(st.booleans()):
+            owner = owner[section]
+    owner[data.draw(st.sampled_from(sorted(owner)))] = data.draw(JUNK)
+    file.write_text(json.dumps(config))
+    try:
+        assert all("\n" not in str(finding) for finding in lint_checkpoint(path, tp_size=2))
+    except PlansmithError as error:
+        assert "\n" not in str(error)
+    finally:
+        file.write_text(original)
+
+
+@pytest.fixture(scope="module")
+def damaged(kinds: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    base = tmp_path_factory.mktemp("damaged")
+    return {kind: Path(shutil.copytree(kinds[kind], base / kind)) for kind in KINDS}
