@@ -25,6 +25,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`")  # what it says is what is wanted
 @pytest.mark.parametrize(
     "linears",
     [
