@@ -41,6 +41,7 @@ def test_every_layout_of_the_real_model_is_clean(
     assert (output / "tokenizer.json").read_bytes() == (quantized / "tokenizer.json").read_bytes()
 
 
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`")  # what it says is what is wanted
 def test_the_exported_model_knows_the_capital_of_france(quantized: Path, tmp_path: Path) -> None:
     import torch
     import transformers

@@ -232,7 +232,7 @@ JUNK = st.sampled_from([None, "", "text", -1, 0, 1.5, True, [], [1], {}, {"a": 1
 KINDS = ["original", "int4", "trtllm int4", "compressed-tensors int4", "modelopt fp8"]
 
 
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_junk_in_any_config_is_findings_or_one_clear_line(damaged: dict[str, Path], data: st.DataObject) -> None:
     path = damaged[data.draw(st.sampled_from(KINDS))]
