@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import numpy.typing as npt
 
@@ -18,10 +20,13 @@ class HashEngine:
     wrong past length or a block that two sequences write to gives wrong tokens.
     """
 
-    def __init__(self, limits: EngineLimits, *, fails_at_step: int | None = None) -> None:
+    def __init__(
+        self, limits: EngineLimits, *, fails_at_step: int | None = None, starts: threading.Event | None = None
+    ) -> None:
         self._limits = limits
         self._cache = np.full((limits.num_blocks, limits.tokens_per_block), -1, dtype=np.int64)
         self._fails_at_step = fails_at_step
+        self._starts = starts  # the first step waits for it
         self.num_steps = 0
         self.largest_step = 0
         self.closed = False
@@ -32,6 +37,8 @@ class HashEngine:
 
     def step(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
         self.num_steps += 1
+        if self._starts is not None:
+            assert self._starts.wait(60)
         if self.num_steps == self._fails_at_step:
             raise EngineError("the device is gone:\nout of memory")
         self._check(inputs)

@@ -212,9 +212,11 @@ def test_an_id_can_be_used_again_once_its_request_has_ended_and_not_before(serve
 
 
 def test_when_the_engine_fails_every_open_request_hears_of_it_and_new_ones_are_refused(serve):
-    service = serve(HashEngine(TIGHT, fails_at_step=9))
+    all_submitted = threading.Event()
+    service = serve(HashEngine(TIGHT, fails_at_step=9, starts=all_submitted))
     for number in range(20):
         service.submit(str(number), [number], max_tokens=60, ignore_eos=True)
+    all_submitted.set()
     outputs = service.wait(*map(str, range(20)))
     assert {output.finish_reason for output in outputs} == {"error"}
     assert {output.error for output in outputs} == {"the device is gone: out of memory"}
