@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from builder.calibration import calibration_runner
     from builder.choices import MultipleChoice, Question, multiple_choice
     from builder.comparison import Comparison, compare_engines
     from builder.engine import build_engine, load_engine, load_reference
@@ -26,6 +27,7 @@ __all__ = [
     "Perplexity",
     "Question",
     "build_engine",
+    "calibration_runner",
     "compare_engines",
     "load_engine",
     "load_reference",
@@ -37,6 +39,7 @@ __all__ = [
 _MODULES = {
     "builder.choices": ("MultipleChoice", "Question", "multiple_choice"),
     "builder.comparison": ("Comparison", "compare_engines"),
+    "builder.calibration": ("calibration_runner",),
     "builder.engine": ("build_engine", "load_engine", "load_reference"),
     "builder.manifest": ("EngineManifest", "read_manifest"),
     "builder.model_spec": ("ModelSpec",),

@@ -7,53 +7,37 @@ from typing import TYPE_CHECKING
 from builder.model_spec import ModelSpec
 from builder.network.ops import AttentionSpec
 from builder.network.weights import WeightSource
-from builder.rope import rope_frequencies
 from builder.targets.reference.batch import Batch
+from builder.targets.reference.eager_ops import EagerOps
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class TorchOps:
+class TorchOps(EagerOps):
     """Implements NetworkOps[torch.Tensor]. ``batch`` is set before each step."""
-
-    batch: Batch
 
     def __init__(self, spec: ModelSpec, weights: WeightSource, *, num_slots: int, max_seq_len: int) -> None:
         import torch
 
-        self._spec = spec
-        self._weights = {name: torch.from_numpy(_float32(weights, name)) for name in weights.shapes}
-        inverse, self._rope_factor = rope_frequencies(spec.rope, spec.head_dim, max_seq_len)
-        self._inverse_frequencies = torch.from_numpy(inverse)
+        super().__init__(
+            spec, {name: torch.from_numpy(_float32(weights, name)) for name in weights.shapes}, max_seq_len
+        )
         # A slot is one token's place: block number * tokens_per_block + offset.
         shape = (spec.num_layers, num_slots, spec.num_kv_heads, spec.head_dim)
         self._keys, self._values = torch.zeros(shape), torch.zeros(shape)
 
+    @property
+    def batch(self) -> Batch:
+        return self._batch
+
+    @batch.setter
+    def batch(self, batch: Batch) -> None:
+        self._batch = batch
+        self.positions = batch.position_ids
+
     def embedding(self, weight: str) -> Tensor:
         return self._weights[weight][self.batch.input_ids]
-
-    def linear(self, x: Tensor, weight: str, bias: str | None = None) -> Tensor:
-        from torch.nn import functional
-
-        return functional.linear(x, self._weights[weight], None if bias is None else self._weights[bias])
-
-    def rms_norm(self, x: Tensor, weight: str, eps: float) -> Tensor:
-        import torch
-
-        inverse = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
-        return x * inverse * self._weights[weight]
-
-    def split_heads(self, x: Tensor, num_heads: int) -> Tensor:
-        return x.reshape(x.shape[0], num_heads, -1)
-
-    def rope(self, x: Tensor) -> Tensor:
-        import torch
-
-        angles = torch.outer(self.batch.position_ids.float(), self._inverse_frequencies).repeat(1, 2)[:, None]
-        lower, upper = x.chunk(2, dim=-1)
-        rotated = torch.cat([-upper, lower], dim=-1)
-        return (x * angles.cos() + rotated * angles.sin()) * self._rope_factor
 
     def paged_attention(self, q: Tensor, k: Tensor, v: Tensor, attention: AttentionSpec) -> Tensor:
         import torch
@@ -66,17 +50,6 @@ class TorchOps:
             for sequence in self.batch.sequences
         ]
         return torch.cat(outputs)
-
-    def add(self, a: Tensor, b: Tensor) -> Tensor:
-        return a + b
-
-    def multiply(self, a: Tensor, b: Tensor) -> Tensor:
-        return a * b
-
-    def silu(self, x: Tensor) -> Tensor:
-        from torch.nn import functional
-
-        return functional.silu(x)
 
     def gather_logits_rows(self, x: Tensor) -> Tensor:
         return x[self.batch.logits_indices]

@@ -1,0 +1,81 @@
+"""A checkpoint's decoder layers, one at a time, for calibration: implements quantize's LayerRunner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from builder.model_spec import ModelSpec
+from builder.network.decoder import decoder_layer
+from builder.network.weights import WeightSource
+from plansmith_errors import QuantizeError
+
+if TYPE_CHECKING:
+    from quantize import Checkpoint
+    from quantize.calibration.runner import Observe
+
+Float32 = npt.NDArray[np.float32]
+
+_EMBEDDINGS = "model.embed_tokens.weight"
+_ROWS = 4096  # of the embedding matrix that are in memory at a time
+
+
+def calibration_runner(checkpoint: Checkpoint) -> DecoderRunner:
+    """Raises QuantizeError where torch is missing, and BuildError for a model that cannot be computed."""
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise QuantizeError(
+            "calibration runs the model with torch, which is not installed; run: pip install 'plansmith[quantize]', "
+            "or choose a recipe that rounds to nearest"
+        ) from None
+    return DecoderRunner(checkpoint)
+
+
+class DecoderRunner:
+    """The network of ``builder/network`` in float32 torch, full causal attention within each window."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._spec = ModelSpec.from_hf_config(checkpoint.config)
+        self._source = WeightSource(checkpoint, self._spec)
+        self.num_layers = self._spec.num_layers
+        self.hidden_size = self._spec.hidden_size
+        self.head_dim = self._spec.head_dim
+        self.max_sequence_length = self._spec.rope.max_positions
+
+    def embed(self, token_ids: npt.NDArray[np.int64]) -> Float32:
+        """[num_tokens] to [num_tokens, hidden_size]."""
+        embedded = np.empty((len(token_ids), self.hidden_size), np.float32)
+        for begin in range(0, self._spec.vocab_size, _ROWS):
+            places = np.flatnonzero((token_ids >= begin) & (token_ids < begin + _ROWS))
+            if places.size:
+                rows = self._checkpoint.load_rows(_EMBEDDINGS, begin, min(begin + _ROWS, self._spec.vocab_size))
+                embedded[places] = rows[token_ids[places] - begin]
+        return embedded
+
+    def layer_weights(self, layer: int) -> dict[str, Float32]:
+        """By name, float32, writable. Raises BuildError for a wrong shape or a value that is not finite."""
+        prefix = f"model.layers.{layer}."
+        shapes = {name: shape for name, shape in self._source.shapes.items() if name.startswith(prefix)}
+        return {name: np.array(self._read(name, len(shape)), np.float32, order="C") for name, shape in shapes.items()}
+
+    def run_layer(
+        self, layer: int, weights: Mapping[str, Float32], hidden: Float32, observe: Observe | None = None
+    ) -> Float32:
+        """[num_tokens, hidden_size] of one window to the same shape; ``observe`` sees the input of each linear."""
+        import torch
+
+        from builder.targets.reference.window_ops import WindowOps
+
+        with torch.inference_mode():
+            tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
+            ops = WindowOps(self._spec, tensors, len(hidden), len(hidden), observe)
+            result: Float32 = decoder_layer(ops, self._spec, layer, torch.from_numpy(hidden)).numpy()
+        return result
+
+    def _read(self, name: str, num_dims: int) -> Float32:
+        return self._source.vector(name) if num_dims == 1 else self._source.matrix(name).dequantize()

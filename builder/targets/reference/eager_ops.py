@@ -1,0 +1,59 @@
+"""Operations of a network in eager torch and float32, whatever its attention is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from builder.model_spec import ModelSpec
+from builder.rope import rope_frequencies
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class EagerOps:
+    """The part of NetworkOps[torch.Tensor] that needs no KV cache. ``positions``, int64 [num_tokens], is set first."""
+
+    positions: Tensor
+
+    def __init__(self, spec: ModelSpec, weights: Mapping[str, Tensor], max_seq_len: int) -> None:
+        import torch
+
+        self._spec = spec
+        self._weights = weights
+        inverse, self._rope_factor = rope_frequencies(spec.rope, spec.head_dim, max_seq_len)
+        self._inverse_frequencies = torch.from_numpy(inverse)
+
+    def linear(self, x: Tensor, weight: str, bias: str | None = None) -> Tensor:
+        from torch.nn import functional
+
+        return functional.linear(x, self._weights[weight], None if bias is None else self._weights[bias])
+
+    def rms_norm(self, x: Tensor, weight: str, eps: float) -> Tensor:
+        import torch
+
+        inverse = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+        return x * inverse * self._weights[weight]
+
+    def split_heads(self, x: Tensor, num_heads: int) -> Tensor:
+        return x.reshape(x.shape[0], num_heads, -1)
+
+    def rope(self, x: Tensor) -> Tensor:
+        import torch
+
+        angles = torch.outer(self.positions.float(), self._inverse_frequencies).repeat(1, 2)[:, None]
+        lower, upper = x.chunk(2, dim=-1)
+        rotated = torch.cat([-upper, lower], dim=-1)
+        return (x * angles.cos() + rotated * angles.sin()) * self._rope_factor
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        return a + b
+
+    def multiply(self, a: Tensor, b: Tensor) -> Tensor:
+        return a * b
+
+    def silu(self, x: Tensor) -> Tensor:
+        from torch.nn import functional
+
+        return functional.silu(x)

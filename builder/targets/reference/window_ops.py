@@ -1,0 +1,65 @@
+"""Operations of one decoder layer over one whole window, which tell what the linears read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from builder.model_spec import ModelSpec
+from builder.network.ops import AttentionSpec
+from builder.targets.reference.eager_ops import EagerOps
+from plansmith_errors import BuildError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Observe = Callable[[str, npt.NDArray[np.float32]], None]
+
+
+class WindowOps(EagerOps):
+    """NetworkOps[torch.Tensor] without a KV cache: a window is attended to from its own first token."""
+
+    def __init__(
+        self, spec: ModelSpec, weights: Mapping[str, Tensor], num_tokens: int, max_seq_len: int, observe: Observe | None
+    ) -> None:
+        import torch
+
+        super().__init__(spec, weights, max_seq_len)
+        self.positions = torch.arange(num_tokens)
+        self._observe = observe
+
+    def linear(self, x: Tensor, weight: str, bias: str | None = None) -> Tensor:
+        if self._observe is not None:
+            self._observe(weight, x.numpy())
+        return super().linear(x, weight, bias)
+
+    def paged_attention(self, q: Tensor, k: Tensor, v: Tensor, attention: AttentionSpec) -> Tensor:
+        """Torch's own kernel: in blocks, so that no matrix of all scores is ever held."""
+        from torch.nn import functional
+
+        group = attention.num_heads // attention.num_kv_heads
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)))
+        window = attention.sliding_window
+        mask = None if window is None or window >= len(self.positions) else _sliding_mask(self.positions, window)
+        attended = functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=attention.scale
+        )
+        return attended[0].transpose(0, 1).flatten(1)
+
+    def embedding(self, weight: str) -> Tensor:
+        raise _outside_a_layer("embedding")
+
+    def gather_logits_rows(self, x: Tensor) -> Tensor:
+        raise _outside_a_layer("gather_logits_rows")
+
+
+def _sliding_mask(positions: Tensor, window: int) -> Any:
+    distance = positions[:, None] - positions
+    return (distance >= 0) & (distance < window)
+
+
+def _outside_a_layer(operation: str) -> BuildError:
+    return BuildError(f"{operation} belongs to no decoder layer; a window is run layer by layer")
