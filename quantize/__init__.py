@@ -9,6 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quantize.calibration.estimate import CostEstimate
+    from quantize.calibration.runner import CalibrationTools, LayerRunner
+    from quantize.calibration.settings import CalibrationSettings
+    from quantize.calibration.text import calibration_file, text_sha256
     from quantize.checkpoint import Checkpoint, TensorInfo, open_checkpoint
     from quantize.pipeline import quantize_checkpoint
     from quantize.proof import StoredWeight, checkpoint_weights, described_weights, scheme_totals, worst_weights
@@ -17,13 +21,18 @@ if TYPE_CHECKING:
     from quantize.report import QuantizeReport, TensorReport
 
 __all__ = [
+    "CalibrationSettings",
+    "CalibrationTools",
     "Checkpoint",
+    "CostEstimate",
+    "LayerRunner",
     "QuantizeReport",
     "QuantizedTensor",
     "Recipe",
     "StoredWeight",
     "TensorInfo",
     "TensorReport",
+    "calibration_file",
     "checkpoint_weights",
     "described_weights",
     "list_recipes",
@@ -32,10 +41,15 @@ __all__ = [
     "open_checkpoint",
     "quantize_checkpoint",
     "scheme_totals",
+    "text_sha256",
     "worst_weights",
 ]
 
 _MODULES = {
+    "quantize.calibration.estimate": ("CostEstimate",),
+    "quantize.calibration.runner": ("CalibrationTools", "LayerRunner"),
+    "quantize.calibration.settings": ("CalibrationSettings",),
+    "quantize.calibration.text": ("calibration_file", "text_sha256"),
     "quantize.checkpoint": ("Checkpoint", "TensorInfo", "open_checkpoint"),
     "quantize.pipeline": ("quantize_checkpoint",),
     "quantize.proof": (

@@ -10,13 +10,18 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from plansmith_errors import QuantizeError
+from quantize.calibration.calibrator import Calibrator, in_layer_order
+from quantize.calibration.runner import CalibrationTools
+from quantize.calibration.start import Calibration
 from quantize.checkpoint import Checkpoint, open_checkpoint
 from quantize.magnitudes import Magnitudes
 from quantize.plan import PlannedTensor, plan_tensors, split_shards
+from quantize.prepared_tensor import write_prepared
 from quantize.quantized_tensor import FORMAT_VERSION, QUANT_METHOD
 from quantize.recipe import Recipe
 from quantize.report import QuantizeReport, TensorReport
@@ -37,25 +42,35 @@ def quantize_checkpoint(
     *,
     progress: Progress | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    calibration_tools: CalibrationTools | None = None,
 ) -> QuantizeReport:
     """Write the quantized checkpoint of ``source`` into ``output``, a new or empty directory.
 
     The caller owns atomicity; config.json is written last, so a directory without it was not finished. The same
-    input gives the same bytes. Working memory is bounded, whatever the model's size. Raises CheckpointError for the
-    source and QuantizeError for the recipe, the values (NaN, infinity) and the output.
+    input gives the same bytes. Working memory is bounded, whatever the model's size. A recipe with a calibrated method
+    needs ``calibration_tools``. Raises CheckpointError for the source and QuantizeError for the recipe, the values
+    (NaN, infinity), the calibration text and the output.
     """
     start = time.perf_counter()
     checkpoint = open_checkpoint(source)
     planned = plan_tensors(checkpoint, recipe)
+    calibration = None
+    if recipe.is_calibrated:
+        planned = in_layer_order(planned)
+        calibration = Calibration(checkpoint, planned, recipe, calibration_tools)
     side_files = checkpoint.side_files()
     try:
         _prepare_output(output, sum(tensor.nbytes for tensor in planned))
         with ThreadPoolExecutor(len(os.sched_getaffinity(0)) + 1) as pool, _Hasher(checkpoint, pool) as hasher:
-            tensors = _write_weights(checkpoint, planned, output, max_shard_bytes, pool, progress)
+            calibrator = calibration.start(output, pool) if calibration is not None else None
+            with calibrator or nullcontext():
+                tensors = _write_weights(checkpoint, planned, output, max_shard_bytes, pool, progress, calibrator)
             sources = hasher.results()
         for name, data in side_files.items():
             (output / name).write_bytes(data)
         config = _config(checkpoint, recipe, tensors, sources)
+        if calibration is not None:
+            config["quantization_config"]["calibration"] = calibration.sample.record()
         (output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise QuantizeError(
@@ -104,6 +119,7 @@ def _write_weights(
     max_shard_bytes: int,
     pool: ThreadPoolExecutor,
     progress: Progress | None,
+    calibrator: Calibrator | None,
 ) -> list[TensorReport]:
     shards = split_shards(planned, max_shard_bytes)
     magnitudes = Magnitudes(checkpoint, pool)
@@ -113,7 +129,11 @@ def _write_weights(
         file_name = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         with SafetensorsWriter(output / file_name, [spec for tensor in shard for spec in tensor.specs]) as writer:
             for tensor in shard:
-                reports.append(TensorJob(checkpoint, tensor, writer, pool, magnitudes).run())
+                prepared = calibrator.take(tensor.info.name) if calibrator is not None else None
+                if prepared is not None:
+                    reports.append(write_prepared(tensor, prepared, writer))
+                else:
+                    reports.append(TensorJob(checkpoint, tensor, writer, pool, magnitudes).run())
                 weight_map |= {spec.name: file_name for spec in tensor.specs}
                 if progress is not None:
                     progress(len(reports), len(planned), tensor.info.name)
@@ -134,7 +154,7 @@ def _config(
         "quantization_config": {
             "quant_method": QUANT_METHOD,
             "format_version": FORMAT_VERSION,
-            "recipe": recipe.model_dump(mode="json", exclude_none=True),
+            "recipe": recipe.record(),
             "source": {"origin": checkpoint.origin, "sha256": sources},
             "tensors": {tensor.name: _entry(tensor) for tensor in matrices},
         },
@@ -148,7 +168,11 @@ def _entry(tensor: TensorReport) -> dict[str, Any]:
     if tensor.granularity not in (None, "channel"):
         entry["granularity"] = tensor.granularity
     entry["symmetric"] = tensor.symmetric
+    if tensor.method is not None:
+        entry["method"] = tensor.method
     entry["bits_per_weight"] = round(tensor.bits_per_weight, 4)
     # Six digits: the order in which processors of different widths add would show in the rest.
     entry["relative_error"] = float(f"{tensor.relative_error:.6g}")
+    if tensor.output_error is not None:
+        entry["output_error"] = float(f"{tensor.output_error:.4g}")
     return entry

@@ -125,6 +125,10 @@ def _plan_tensor(checkpoint: Checkpoint, info: TensorInfo, role: Role, recipe: R
     if role == "vector":
         return PlannedTensor(info, "none", None, (TensorSpec(info.name, dtype, info.shape),))
     rule = _rule_for(info.name, role, recipe)
+    if role != "linear" and rule.int4 is not None and rule.int4.is_calibrated:
+        raise QuantizeError(
+            f"tensor {info.name!r}: method {rule.method} is for the linears of decoder layers; use rtn here"
+        )
     if rule.scheme == "none" and recipe.keep_dtype != "source":
         dtype = BFLOAT16 if recipe.keep_dtype == "bfloat16" else np.dtype(recipe.keep_dtype)
     return PlannedTensor(info, rule.scheme, rule.int4, stored_specs(info, rule, dtype), rule.floats)

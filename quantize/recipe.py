@@ -5,15 +5,17 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from plansmith_errors import ConfigError
+from quantize.calibration.settings import CalibrationSettings
 from quantize.yaml_model import read_yaml, validate
 
 SchemeName = Literal["int4", "int8", "fp8", "nvfp4", "mxfp4", "mxfp8", "none"]
 ScaleName = Literal["absmax", "mse", "four-over-six", "ceil", "ocp", "best-of-two"]
+Method = Literal["rtn", "importance", "awq", "gptq"]
 Granularity = Literal["tensor", "channel", "block"]
 KeepDtype = Literal["source", "float32", "float16", "bfloat16"]
 GROUP_SIZES = (32, 64, 128, 192)
@@ -25,6 +27,8 @@ SCALES: dict[str, tuple[ScaleName, ...]] = {  # of a scheme, its default first
     "mxfp4": ("ceil", "ocp", "best-of-two"),
 }
 _OWNERS = {"group_size": ("int4",), "symmetric": ("int4",), "scale": tuple(SCALES), "granularity": ("fp8",)}
+# More than the 0.01 of GPTQ's paper, which has 262144 tokens: a few thousand say less of the inputs to come.
+_DAMPING = 0.05
 _DIRECTORY = Path(__file__).parent / "recipes"
 
 
@@ -33,6 +37,13 @@ class Int4Settings:
     group_size: int
     symmetric: bool
     scale: ScaleName
+    method: Method = "rtn"
+    act_order: bool = False
+    damping: float = _DAMPING
+
+    @property
+    def is_calibrated(self) -> bool:
+        return self.method != "rtn"
 
 
 @dataclass(frozen=True)
@@ -58,11 +69,21 @@ class WeightRule(BaseModel):
     symmetric: bool | None = Field(default=None, description="int4: no zero points; default true")
     scale: ScaleName | None = Field(
         default=None,
-        description="int4: absmax (default) or mse, the least squared error; nvfp4: absmax (default), four-over-six "
-        "or mse; mxfp4: ceil (default), ocp or best-of-two",
+        description="int4: absmax (default) or mse, the least squared error (default of calibrated methods); "
+        "nvfp4: absmax (default), four-over-six or mse; mxfp4: ceil (default), ocp or best-of-two",
     )
     granularity: Granularity | None = Field(
         default=None, description="fp8: one scale for a tensor, an output channel (default), or a block of 128 x 128"
+    )
+    method: Method | None = Field(
+        default=None,
+        description="int4: rtn, or by the inputs seen in calibration: importance, awq, gptq; default rtn",
+    )
+    act_order: bool | None = Field(
+        default=None, description="gptq: columns of large inputs first, scales fixed before; default true"
+    )
+    damping: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None, description="gptq: share of the mean that is added to the diagonal; default 0.05"
     )
 
     @model_validator(mode="after")
@@ -75,12 +96,31 @@ class WeightRule(BaseModel):
             raise ValueError(f"scale {self.scale} is none of {self.scheme}'s: {', '.join(SCALES[self.scheme])}")
         return self
 
+    @model_validator(mode="after")
+    def _method_fits(self) -> WeightRule:
+        if self.scheme != "int4" and self.method is not None:
+            raise ValueError(f"method belongs to the scheme int4 and has no meaning for {self.scheme}")
+        given = [key for key in ("act_order", "damping") if getattr(self, key) is not None]
+        if self.method != "gptq" and given:
+            raise ValueError(f"{given[0]} belongs to the method gptq and has no meaning for {self.method or 'rtn'}")
+        if self.method == "importance" and self.scale == "absmax":
+            raise ValueError("scale absmax leaves nothing to weigh; method importance needs scale mse")
+        return self
+
     @property
     def int4(self) -> Int4Settings | None:
         """int4's settings with the defaults filled in; None for the other schemes."""
         if self.scheme != "int4":
             return None
-        return Int4Settings(self.group_size or 128, self.symmetric is not False, self.scale or "absmax")
+        method = self.method or "rtn"
+        return Int4Settings(
+            self.group_size or 128,
+            self.symmetric is not False,
+            self.scale or ("absmax" if method == "rtn" else "mse"),
+            method,
+            act_order=method == "gptq" and self.act_order is not False,
+            damping=self.damping or _DAMPING,
+        )
 
     @property
     def floats(self) -> FloatSettings | None:
@@ -111,6 +151,32 @@ class Recipe(BaseModel):
     keep_dtype: KeepDtype = Field(
         default="source", description="type of the matrices whose scheme is none; norms and biases stay"
     )
+    calibration: CalibrationSettings | None = Field(
+        default=None, description="of calibrated methods: text, samples and limits"
+    )
+
+    @model_validator(mode="after")
+    def _calibration_is_used(self) -> Recipe:
+        for key, rule in (("embeddings", self.embeddings), ("lm_head", self.lm_head)):
+            if rule is not None and rule.int4 is not None and rule.int4.is_calibrated:
+                raise ValueError(f"{key}: method {rule.method} is for the linears of decoder layers; use rtn here")
+        if self.calibration is not None and not self.is_calibrated:
+            raise ValueError("calibration has no effect without a method: importance, awq or gptq")
+        return self
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether a rule has a method that looks at the inputs of linears."""
+        return any(rule.int4 is not None and rule.int4.is_calibrated for rule in (self.linears, *self.overrides))
+
+    def record(self) -> dict[str, Any]:
+        """What a checkpoint's config.json says of the recipe: what it set. Of a calibration text only the file's name,
+        since the folder that it lay in says nothing to others.
+        """
+        data = self.model_dump(mode="json", exclude_none=True)
+        if self.calibration is not None and self.calibration.text is not None:
+            data["calibration"]["text"] = self.calibration.text.name
+        return data
 
 
 def list_recipes() -> list[str]:
@@ -125,7 +191,12 @@ def load_recipe(name_or_path: str) -> Recipe:
         path = Path(name_or_path)
         if path.suffix not in (".yaml", ".yml"):
             raise ConfigError(f"recipe {name_or_path!r} is unknown; {_suggest(name_or_path)}, or give a .yaml file")
-    return validate(Recipe, read_yaml(path), str(path))
+    recipe = validate(Recipe, read_yaml(path), str(path))
+    calibration = recipe.calibration
+    if calibration is None or calibration.text is None:
+        return recipe
+    text = path.parent / calibration.text  # an absolute path stays
+    return recipe.model_copy(update={"calibration": calibration.model_copy(update={"text": text})})
 
 
 def _suggest(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod, sqrt
 
-from quantize.recipe import Granularity, SchemeName
+from quantize.recipe import Granularity, Method, SchemeName
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,8 @@ class TensorReport:
     squared_norm: float
     squared_error: float
     granularity: Granularity | None = None  # of fp8
+    method: Method | None = None  # of int4 tensors whose inputs calibration has seen
+    output_error: float | None = None  # awq, gptq: |X dW'| / |X W'| on the calibration tokens X
 
     @property
     def bits_per_weight(self) -> float:

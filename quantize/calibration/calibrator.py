@@ -1,0 +1,148 @@
+"""Calibration beside the writer: when it comes to a layer's first tensor, the layer is run, quantized and run again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from types import TracebackType
+
+import numpy as np
+
+from plansmith_errors import QuantizeError
+from quantize.calibration.folding import Folding, input_channels
+from quantize.calibration.gram import Gram
+from quantize.calibration.hidden_states import HiddenStates
+from quantize.calibration.layer_quantizer import Float32, LayerQuantizer
+from quantize.calibration.linear_sets import LINEAR_SETS, LinearSet
+from quantize.calibration.runner import LayerRunner
+from quantize.calibration.sample import CalibrationSample
+from quantize.checkpoint import Checkpoint
+from quantize.plan import PlannedTensor
+from quantize.prepared_tensor import PreparedTensor
+from quantize.recipe import Int4Settings
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(?:weight|bias)")
+
+
+def in_layer_order(planned: Sequence[PlannedTensor]) -> list[PlannedTensor]:
+    """What belongs to no layer first, then layer by layer."""
+    return sorted(planned, key=lambda tensor: _layer_of(tensor.info.name))
+
+
+def _layer_of(name: str) -> int:
+    match = _LAYER.fullmatch(name)
+    return int(match[1]) if match else -1
+
+
+class Calibrator:
+    """Finished tensors, asked for in the order of ``in_layer_order``. One layer's weights are in memory at a time.
+
+    The inputs of a layer are those that the layers before it make as they were quantized, so that each can make good
+    what those before it did (as GPTQ does it). Raises QuantizeError.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        planned: Sequence[PlannedTensor],
+        runner: LayerRunner,
+        sample: CalibrationSample,
+        hidden: HiddenStates,
+        pool: Executor,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._rules = {
+            tensor.info.name: tensor.int4 for tensor in planned if tensor.int4 is not None and tensor.int4.is_calibrated
+        }
+        self._runner = runner
+        self._pool = pool
+        self._hidden = hidden
+        for window, ids in enumerate(sample.windows):
+            hidden.windows[window] = runner.embed(ids)
+        self._next_layer = 0
+        self._finished: dict[str, PreparedTensor] = {}
+
+    def take(self, name: str) -> PreparedTensor | None:
+        """None for a tensor that calibration does not change."""
+        while self._next_layer <= _layer_of(name):
+            self._finished = self._run_layer(self._next_layer)
+            self._next_layer += 1
+        return self._finished.pop(name, None)
+
+    def __enter__(self) -> Calibrator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._hidden.__exit__(kind, error, trace)
+
+    def _run_layer(self, layer: int) -> dict[str, PreparedTensor]:
+        weights = self._runner.layer_weights(layer)
+        prefix = f"model.layers.{layer}."
+        self._see_inputs(layer, prefix, weights, grams := self._new_grams(prefix))
+        quantizer = LayerQuantizer(weights, self._rules, self._pool)
+        finished: dict[str, PreparedTensor] = {}
+        for linears in LINEAR_SETS:
+            for names in self._by_rule(linears, prefix):
+                folding = self._folding(linears, prefix, weights, names)
+                finished |= quantizer.run(names, grams[prefix + linears.modules[0]], folding)
+                finished |= folding.changed if folding is not None else {}
+            grams.pop(prefix + linears.modules[0], None)  # of a wide layer each takes hundreds of megabytes
+        if layer + 1 < self._runner.num_layers:
+            self._advance(layer, weights)
+        return finished
+
+    def _by_rule(self, linears: LinearSet, prefix: str) -> list[list[str]]:
+        """Names of the calibrated linears of a set, those of one rule together."""
+        by_rule: dict[Int4Settings, list[str]] = {}
+        for module in linears.modules:
+            name = f"{prefix}{module}.weight"
+            if name in self._rules:
+                by_rule.setdefault(self._rules[name], []).append(name)
+        return list(by_rule.values())
+
+    def _new_grams(self, prefix: str) -> dict[str, Gram]:
+        """One for each set with a calibrated linear, by the name of its first module."""
+        grams = {}
+        for linears in LINEAR_SETS:
+            rules = [self._rules[names[0]] for names in self._by_rule(linears, prefix)]
+            if rules:
+                columns = self._checkpoint.info(f"{prefix}{linears.modules[0]}.weight").shape[1]
+                grams[prefix + linears.modules[0]] = Gram(
+                    columns, full=any(rule.method != "importance" for rule in rules)
+                )
+        return grams
+
+    def _see_inputs(self, layer: int, prefix: str, weights: dict[str, Float32], grams: dict[str, Gram]) -> None:
+        def observe(name: str, inputs: Float32) -> None:
+            gram = grams.get(name.removesuffix(".weight"))
+            if gram is not None:
+                gram.add(inputs)
+
+        if not grams:
+            return
+        for window in self._hidden.windows:
+            self._runner.run_layer(layer, weights, window, observe)
+        for name, gram in grams.items():
+            if not np.isfinite(gram.mean_square).all():
+                raise QuantizeError(f"the inputs of {name} overflow float32 in calibration; is the checkpoint damaged?")
+
+    def _advance(self, layer: int, weights: dict[str, Float32]) -> None:
+        windows = self._hidden.windows
+        for window in range(len(windows)):
+            windows[window] = self._runner.run_layer(layer, weights, windows[window])
+
+    def _folding(
+        self, linears: LinearSet, prefix: str, weights: dict[str, Float32], names: list[str]
+    ) -> Folding | None:
+        """Factors may go into a norm if all that read it have one rule, and into a linear that is rounded after it."""
+        producer = prefix + linears.producer
+        is_norm = weights[f"{producer}.weight"].ndim == 1
+        if len(names) < len(linears.modules) or not (is_norm or f"{producer}.weight" in self._rules):
+            return None
+        stored = f"{producer}.weight" if is_norm else f"{producer}.bias"
+        dtype = self._checkpoint.load_dtype(stored) if stored in weights else np.dtype(np.float32)
+        channels = input_channels(weights[names[0]], weights[f"{producer}.weight"], self._runner.head_dim)
+        return Folding(weights, producer, channels, dtype)

@@ -1,0 +1,104 @@
+"""What calibration will cost, said before it begins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from plansmith_errors import QuantizeError
+from quantize.recipe import Method
+
+_SHARE_OF_PEAK = 0.5  # of the speed of a large matrix product: small ones, norms, attention and rounding are slower
+_AWQ_PRODUCTS, _GPTQ_PRODUCTS = 12, 1.5  # out * in * in, times two, beside the factorization
+_SECONDS_PER_ROUNDING = {"rtn": 5e-9, "importance": 6e-8, "awq": 1.5e-7, "gptq": 1.2e-7}  # of one weight
+
+
+@dataclass(frozen=True)
+class CostEstimate:
+    num_samples: int
+    sequence_length: int
+    flops: float
+    seconds: float
+    ram_bytes: float  # beyond the memory-mapped source
+    disk_bytes: float  # of the temporary file of activations
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_samples * self.sequence_length
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """One decoder layer: of every input its linears (all rows of them) and columns."""
+
+    rows_and_columns: tuple[tuple[int, int], ...]
+    method: Method
+
+    @property
+    def num_weights(self) -> int:
+        return sum(rows * columns for rows, columns in self.rows_and_columns)
+
+    def search_flops(self) -> float:
+        products = {"awq": _AWQ_PRODUCTS, "gptq": _GPTQ_PRODUCTS}.get(self.method, 0)
+        factor = 2 / 3 if self.method == "gptq" else 0
+        return sum(2 * products * rows * columns**2 + factor * columns**3 for rows, columns in self.rows_and_columns)
+
+    def gram_flops(self, num_tokens: int) -> float:
+        if self.method == "importance":
+            return 0.0
+        return sum(2.0 * num_tokens * columns**2 for _, columns in self.rows_and_columns)
+
+
+def estimate_cost(
+    layers: Sequence[LayerShape], hidden_size: int, num_samples: int, sequence_length: int, max_activation_bytes: float
+) -> CostEstimate:
+    """Every layer runs twice: to see its inputs, and with its new weights to make the inputs of the next."""
+    num_tokens = num_samples * sequence_length
+    forward = sum(2 * 2.0 * layer.num_weights * num_tokens for layer in layers)
+    attention = len(layers) * 2 * 4.0 * num_tokens * sequence_length * hidden_size
+    flops = forward + attention + sum(layer.gram_flops(num_tokens) + layer.search_flops() for layer in layers)
+    rounding = sum(layer.num_weights * _SECONDS_PER_ROUNDING[layer.method] for layer in layers)
+    activations = 4.0 * num_tokens * hidden_size
+    spilled = activations if activations > max_activation_bytes else 0.0
+    return CostEstimate(
+        num_samples=num_samples,
+        sequence_length=sequence_length,
+        flops=flops,
+        seconds=flops / (_SHARE_OF_PEAK * _flops_per_second()) + rounding,
+        ram_bytes=max(map(_layer_bytes, layers), default=0.0) + activations - spilled,
+        disk_bytes=spilled,
+    )
+
+
+def check_limit(cost: CostEstimate, max_seconds: float | None) -> None:
+    """Raises QuantizeError, with a number of samples that would fit, when the estimate passes the limit."""
+    if max_seconds is None or cost.seconds <= max_seconds:
+        return
+    fitting = max(1, int(cost.num_samples * max_seconds / cost.seconds))
+    raise QuantizeError(
+        f"calibration is estimated at {cost.seconds:.0f} s ({cost.flops / 1e12:.1f} TFLOP), calibration.max_seconds "
+        f"allows {max_seconds:g}; set calibration.num_samples to {fitting} instead of {cost.num_samples}, "
+        "or method importance, or raise the limit"
+    )
+
+
+def _layer_bytes(layer: LayerShape) -> float:
+    """float32 weights and their new values, the Gram matrices, and what the search of the largest set holds."""
+    grams = 0.0 if layer.method == "importance" else sum(8.0 * columns**2 for _, columns in layer.rows_and_columns)
+    largest = max(rows * columns for rows, columns in layer.rows_and_columns)
+    factor = 24.0 * max(columns for _, columns in layer.rows_and_columns) ** 2 if layer.method == "gptq" else 0.0
+    return 8.0 * layer.num_weights + grams + 16.0 * largest + factor
+
+
+def _flops_per_second() -> float:
+    """Of this machine, now: a matrix product of 0.3 GFLOP, the best of eight, since others may be at work too."""
+    factor = np.ones((512, 512), np.float32)
+    seconds = []
+    for _ in range(8):
+        start = time.perf_counter()
+        factor @ factor
+        seconds.append(time.perf_counter() - start)
+    return 2.0 * 512**3 / min(seconds)

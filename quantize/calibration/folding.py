@@ -1,0 +1,69 @@
+"""AWQ's factors, folded into the module that writes the input: the model computes the same, with no tensor added."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quantize.prepared_tensor import PreparedTensor, vector
+
+Float32 = npt.NDArray[np.float32]
+
+_CLOSE = 0.1  # of a factor; further off, the stored vector has run out of digits
+
+
+@dataclass(frozen=True)
+class Folding:
+    """Into a norm, whose weight is divided by the factors, or into the rows and bias of a linear."""
+
+    weights: dict[str, Float32]  # of the layer, by name; changed in place of the producer's
+    producer: str  # module name, in full
+    channels: npt.NDArray[np.int64]  # [in]: the producer's channel that each input column is; several may share one
+    dtype: np.dtype[Any]  # of the producer's vectors, as they are stored
+    changed: dict[str, PreparedTensor] = field(default_factory=dict)
+
+    def shared(self, mean_square: Float32) -> Float32:
+        """E[x^2] [in], averaged over the columns that can only be scaled together."""
+        counts = np.bincount(self.channels)
+        means = np.bincount(self.channels, mean_square) / counts
+        return means[self.channels].astype(np.float32)
+
+    def fold(self, factors: Float32) -> Float32:
+        """Divide the producer's channels by ``factors`` [in]; return them as they really are, [in]."""
+        by_channel = np.ones(int(self.channels.max()) + 1)
+        by_channel[self.channels] = factors
+        matrix = self.weights[f"{self.producer}.weight"]
+        if matrix.ndim == 1:
+            by_channel = self._fold_vector(f"{self.producer}.weight", by_channel)
+        else:
+            if f"{self.producer}.bias" in self.weights:
+                by_channel = self._fold_vector(f"{self.producer}.bias", by_channel)
+            self.weights[f"{self.producer}.weight"] = (matrix / by_channel[:, None]).astype(np.float32)
+        return by_channel[self.channels].astype(np.float32)
+
+    def _fold_vector(self, name: str, factors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Factors that leave no rounding error: those between the old vector and the new one as it is stored."""
+        old = self.weights[name].astype(self.dtype)
+        wide = old.astype(np.float64)
+        new = (wide / factors).astype(self.dtype)
+        found = np.divide(wide, new.astype(np.float64), out=np.ones_like(wide), where=new.astype(np.float64) != 0)
+        kept = np.abs(found / factors - 1) > _CLOSE  # zeros and subnormal numbers stay as they are
+        new, found = np.where(kept, old, new), np.where(kept, 1.0, found)
+        self.weights[name] = new.astype(np.float32)
+        self.changed[name] = vector(new)
+        return found
+
+
+def input_channels(linear: Float32, producer: Float32, head_dim: int) -> npt.NDArray[np.int64]:
+    """The producer's channel that each input column of ``linear`` [out, in] is, [in].
+
+    In grouped-query attention several query heads read one value head, which v_proj writes for o_proj.
+    """
+    columns, channels = linear.shape[1], len(producer)
+    if columns == channels:
+        return np.arange(columns)
+    value_heads = np.arange(channels).reshape(-1, 1, head_dim)
+    return np.repeat(value_heads, columns // channels, axis=1).reshape(columns)

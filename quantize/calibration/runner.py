@@ -1,0 +1,54 @@
+"""What calibration asks of those who can run a model: one decoder layer at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from quantize.calibration.estimate import CostEstimate
+from quantize.calibration.settings import CalibrationSettings
+from quantize.checkpoint import Checkpoint
+
+Float32 = npt.NDArray[np.float32]
+Observe = Callable[[str, Float32], None]
+"""Called with the name of a linear's weight and its input [num_tokens, in], which is valid during the call."""
+
+
+class LayerRunner(Protocol):
+    """A model in float32. It keeps no layer's weights: they come in with every call."""
+
+    num_layers: int
+    hidden_size: int
+    head_dim: int
+    max_sequence_length: int
+
+    def embed(self, token_ids: npt.NDArray[np.int64]) -> Float32:
+        """[num_tokens] to [num_tokens, hidden_size]."""
+        ...
+
+    def layer_weights(self, layer: int) -> dict[str, Float32]:
+        """Norms, linears and biases of a layer by their names in the checkpoint, shapes checked."""
+        ...
+
+    def run_layer(
+        self, layer: int, weights: Mapping[str, Float32], hidden: Float32, observe: Observe | None = None
+    ) -> Float32:
+        """One whole window [num_tokens, hidden_size] through a layer, attention causal from its first token."""
+        ...
+
+
+RenderChat = Callable[[Checkpoint, Sequence[Mapping[str, Any]]], str]
+
+
+@dataclass(frozen=True)
+class CalibrationTools:
+    """What stands above this package and calibration needs."""
+
+    make_runner: Callable[[Checkpoint], LayerRunner]
+    render_chat: RenderChat | None = None  # chat turns through the model's template
+    settings: CalibrationSettings | None = None  # in place of the recipe's
+    on_estimate: Callable[[CostEstimate], None] | None = None  # told the cost before work begins

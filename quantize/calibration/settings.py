@@ -1,0 +1,28 @@
+"""What a recipe says about calibration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class CalibrationSettings(BaseModel):
+    """The tokens that calibrated methods look at, and how much they may cost."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    text: Path | None = Field(
+        default=None,
+        description='UTF-8 text, or .jsonl with {"text": ...} or chat turns {"messages": [...]}, relative to the file '
+        "that names it; default: 60 kB of Shakespeare that ship with Plansmith",
+    )
+    num_samples: int = Field(default=16, strict=True, ge=1, description="windows of tokens")
+    sequence_length: int = Field(default=512, strict=True, ge=2, description="tokens per window")
+    seed: int = Field(default=0, strict=True, ge=0, description="chooses the windows of a longer text")
+    max_seconds: float | None = Field(
+        default=None, gt=0, description="refuse to start when the estimate is above this; default: no limit"
+    )
+    max_activation_gb: float = Field(
+        default=1.0, ge=0, description="activations between layers above this go to a file beside the output"
+    )

@@ -1,0 +1,81 @@
+"""Everything that can go wrong before calibration begins, and what it will cost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+
+from plansmith_errors import QuantizeError
+from quantize.calibration.calibrator import Calibrator
+from quantize.calibration.estimate import CostEstimate, LayerShape, check_limit, estimate_cost
+from quantize.calibration.hidden_states import HiddenStates
+from quantize.calibration.linear_sets import LINEAR_SETS
+from quantize.calibration.runner import CalibrationTools
+from quantize.calibration.sample import CalibrationSample, load_sample
+from quantize.calibration.settings import CalibrationSettings
+from quantize.checkpoint import Checkpoint
+from quantize.plan import PlannedTensor
+from quantize.recipe import Method, Recipe
+
+log = logging.getLogger(__name__)
+_DEAREST_FIRST: tuple[Method, ...] = ("awq", "gptq", "importance", "rtn")
+
+
+class Calibration:
+    """The tokens are chosen and the cost is known; no work is done yet. Raises QuantizeError."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, planned: Sequence[PlannedTensor], recipe: Recipe, tools: CalibrationTools | None
+    ) -> None:
+        if tools is None:
+            raise QuantizeError(f"recipe {recipe.name!r} is calibrated; pass calibration tools, or use method rtn")
+        settings = tools.settings or recipe.calibration or CalibrationSettings()
+        self._checkpoint = checkpoint
+        self._planned = planned
+        self._methods = {tensor.info.name: tensor.int4.method for tensor in planned if tensor.int4 is not None}
+        self._runner = tools.make_runner(checkpoint)
+        self._max_bytes = settings.max_activation_gb * 1e9
+        longest = self._runner.max_sequence_length
+        if settings.sequence_length > longest:
+            raise QuantizeError(
+                f"calibration.sequence_length is {settings.sequence_length}, the model has {longest} positions; "
+                "lower it"
+            )
+        self.sample: CalibrationSample = load_sample(checkpoint, settings, tools)
+        self.cost = self._estimate(settings)
+        log.info(
+            "calibration: %.1f TFLOP, about %.0f s, %.2f GB of memory, %.2f GB of disk",
+            self.cost.flops / 1e12,
+            self.cost.seconds,
+            self.cost.ram_bytes / 1e9,
+            self.cost.disk_bytes / 1e9,
+        )
+        if tools.on_estimate is not None:
+            tools.on_estimate(self.cost)
+        check_limit(self.cost, settings.max_seconds)
+
+    def start(self, directory: Path, pool: Executor) -> Calibrator:
+        """``directory`` takes the file of activations, if there are many."""
+        shape = (*self.sample.windows.shape, self._runner.hidden_size)
+        hidden = HiddenStates((shape[0], shape[1], shape[2]), self._max_bytes, directory)
+        return Calibrator(self._checkpoint, self._planned, self._runner, self.sample, hidden, pool)
+
+    def _estimate(self, settings: CalibrationSettings) -> CostEstimate:
+        return estimate_cost(
+            [self._layer_shape(layer) for layer in range(self._runner.num_layers)],
+            self._runner.hidden_size,
+            settings.num_samples,
+            settings.sequence_length,
+            self._max_bytes,
+        )
+
+    def _layer_shape(self, layer: int) -> LayerShape:
+        shapes, methods = [], set()
+        for linears in LINEAR_SETS:
+            names = [f"model.layers.{layer}.{module}.weight" for module in linears.modules]
+            sizes = [self._checkpoint.info(name).shape for name in names]
+            shapes.append((sum(size[0] for size in sizes), sizes[0][1]))
+            methods |= {self._methods[name] for name in names if name in self._methods}
+        return LayerShape(tuple(shapes), next((name for name in _DEAREST_FIRST if name in methods), "rtn"))

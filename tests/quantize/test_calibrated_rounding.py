@@ -1,0 +1,172 @@
+"""Int4 values chosen by what the inputs look like: each method does what it promises, on inputs where it matters."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quantize.algorithms.awq import search_factors
+from quantize.algorithms.gptq import gptq
+from quantize.algorithms.grid import Grid, decode, encode, range_grid
+from quantize.algorithms.scale_search import search_grid
+from quantize.calibration.gram import Gram
+from quantize.recipe import Int4Settings
+
+POOL = ThreadPoolExecutor(2)
+IN, OUT, GROUP = 128, 48, 32
+
+
+def weights(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 0.05, (IN, OUT)).astype(np.float32)
+
+
+def correlated_inputs(seed: int = 1, num_tokens: int = 600) -> np.ndarray:
+    """Few directions, some channels a hundred times larger than others."""
+    rng = np.random.default_rng(seed)
+    mixed = rng.normal(size=(num_tokens, 24)) @ rng.normal(size=(24, IN)) + 0.3 * rng.normal(size=(num_tokens, IN))
+    return (mixed * np.exp(rng.normal(0, 1.2, IN))).astype(np.float32)
+
+
+def output_error(inputs: np.ndarray, change: np.ndarray) -> float:
+    return float(np.square(inputs.astype(np.float64) @ change).sum())
+
+
+def int4(method: Any, scale: Any = "mse", symmetric: bool = True, act_order: bool = False) -> Int4Settings:
+    return Int4Settings(GROUP, symmetric, scale, method, act_order)
+
+
+def gram_of(inputs: np.ndarray) -> np.ndarray:
+    return (inputs.T @ inputs / len(inputs)).astype(np.float32)
+
+
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5), seed=st.integers(0, 99))
+@settings(max_examples=20, deadline=None)
+def test_a_gram_matrix_is_that_of_all_inputs_together(sizes: list[int], seed: int) -> None:
+    inputs = np.random.default_rng(seed).normal(size=(sum(sizes), 7)).astype(np.float32)
+    gram, diagonal = Gram(7), Gram(7, full=False)
+    for part in np.split(inputs, np.cumsum(sizes)[:-1]):
+        gram.add(part)
+        diagonal.add(part)
+    expected = inputs.astype(np.float64).T @ inputs.astype(np.float64) / len(inputs)
+    np.testing.assert_allclose(gram.matrix(), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(diagonal.mean_square, np.diagonal(expected), rtol=1e-5)
+    assert gram.num_tokens == sum(sizes)
+    with pytest.raises(ValueError, match="diagonal"):
+        diagonal.matrix()
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_the_whole_range_is_within_half_a_step(symmetric: bool) -> None:
+    w = weights()
+    grid = range_grid(w, GROUP, symmetric=symmetric)
+    values = encode(w, grid)
+    assert values.min() >= 0 and values.max() <= 15 and grid.dtype == np.float16
+    steps = np.repeat(grid.scales, GROUP, axis=0)
+    assert (np.abs(decode(values, grid) - w) <= 0.51 * steps).all()
+
+
+def test_tiny_weights_and_zeros_have_usable_scales() -> None:
+    w = weights() * np.float32(1e-9)
+    w[:GROUP] = 0
+    grid = range_grid(w, GROUP, symmetric=True)
+    assert grid.dtype == np.float32 and (grid.scales > 0).all()
+    assert (decode(encode(w, grid), grid)[:GROUP] == 0).all()
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_importance_lowers_the_weighted_error(symmetric: bool) -> None:
+    w, inputs = weights(), correlated_inputs()
+    importance = np.square(inputs).mean(axis=0)
+
+    def weighted(grid: Grid) -> float:
+        return float((np.square(decode(encode(w, grid), grid) - w) * importance[:, None]).sum())
+
+    whole = range_grid(w, GROUP, symmetric=symmetric)
+    plain = search_grid(w, GROUP, np.ones(IN, np.float32), POOL, symmetric=symmetric)
+    found = search_grid(w, GROUP, importance, POOL, symmetric=symmetric)
+    assert weighted(found) < 0.9 * weighted(plain) and weighted(found) < 0.9 * weighted(whole)
+
+
+def test_correlations_within_a_group_count_when_the_gram_matrix_is_given() -> None:
+    w, inputs = weights(), correlated_inputs()
+    gram = gram_of(inputs)
+    blocks = [inputs[:, begin : begin + GROUP] for begin in range(0, IN, GROUP)]
+
+    def error(grid: Grid) -> float:
+        change = decode(encode(w, grid), grid) - w
+        return sum(output_error(block, part) for block, part in zip(blocks, np.split(change, len(blocks)), strict=True))
+
+    by_diagonal = search_grid(w, GROUP, np.diagonal(gram), POOL, symmetric=True)
+    assert error(search_grid(w, GROUP, gram, POOL, symmetric=True)) < error(by_diagonal)
+
+
+@pytest.mark.parametrize("act_order", [False, True])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("scale", ["absmax", "mse"])
+def test_gptq_beats_rounding_on_correlated_inputs(act_order: bool, symmetric: bool, scale: str) -> None:
+    w, inputs = weights(), correlated_inputs()
+    values, grid = gptq(w, gram_of(inputs), int4("gptq", scale, symmetric, act_order), POOL)
+    nearest = range_grid(w, GROUP, symmetric=symmetric)
+    rounded = output_error(inputs, decode(encode(w, nearest), nearest) - w)
+    assert output_error(inputs, decode(values, grid) - w) < 0.5 * rounded
+    assert values.min() >= 0 and values.max() <= 15
+
+
+@pytest.mark.parametrize("act_order", [False, True])
+@pytest.mark.parametrize("scale", ["absmax", "mse"])
+def test_gptq_without_correlations_is_rounding_to_nearest(act_order: bool, scale: str) -> None:
+    w, identity = weights(), np.eye(IN, dtype=np.float32)
+    values, grid = gptq(w, identity, int4("gptq", scale, act_order=act_order), POOL)
+    ones = np.ones(IN, np.float32)
+    expected = (
+        range_grid(w, GROUP, symmetric=True) if scale == "absmax" else search_grid(w, GROUP, ones, POOL, symmetric=True)
+    )
+    np.testing.assert_array_equal(grid.scales, expected.scales)
+    np.testing.assert_array_equal(values, encode(w, expected))
+
+
+def test_gptq_is_the_papers_algorithm() -> None:
+    """Against a plain reading of the paper's: the inverse is updated, and every rounding changes all later columns."""
+    w, gram = weights(), gram_of(correlated_inputs())
+    chosen = int4("gptq", "absmax")
+    values, grid = gptq(w, gram, chosen, POOL)
+    hessian = gram.astype(np.float64)
+    hessian += np.eye(IN) * chosen.damping * np.diagonal(hessian).mean()
+    upper = np.linalg.cholesky(np.linalg.inv(hessian)).T
+    remaining, expected = w.astype(np.float64), np.empty(w.shape)
+    scales, zeros = (np.repeat(part, GROUP, axis=0) for part in (grid.scales, grid.zeros))
+    for k in range(IN):
+        expected[k] = np.clip(np.rint(remaining[k] / scales[k]) + zeros[k], 0, 15)
+        error = (remaining[k] - (expected[k] - zeros[k]) * scales[k]) / upper[k, k]
+        remaining[k:] -= np.outer(upper[k, k:], error)
+    assert (values == expected).mean() > 0.999, "but for ties that float32 decides otherwise"
+
+
+def test_gptq_takes_inputs_that_were_never_seen() -> None:
+    inputs = correlated_inputs(num_tokens=20)
+    inputs[:, 5] = 0
+    for gram in (gram_of(inputs), np.zeros((IN, IN), np.float32)):
+        values, grid = gptq(weights(), gram, int4("gptq"), POOL)
+        assert np.isfinite(decode(values, grid)).all()
+
+
+def test_awq_factors_lower_the_output_error_and_dead_columns_do_no_harm() -> None:
+    w, inputs = weights(), correlated_inputs()
+    inputs[:, 7] = 0
+    gram = gram_of(inputs)
+    factors = search_factors(w, gram, np.square(inputs).mean(axis=0), int4("awq"), POOL)
+    assert np.isfinite(factors).all() and (factors > 0).all()
+
+    def error(by: np.ndarray) -> float:
+        scaled = w * by[:, None]
+        grid = range_grid(scaled, GROUP, symmetric=True)
+        return output_error(inputs, decode(encode(scaled, grid), grid) / by[:, None] - w)
+
+    assert error(factors) < 0.8 * error(np.ones(IN, np.float32))
+    alike = np.ones(IN, np.float32)
+    np.testing.assert_array_equal(search_factors(w, gram, alike, int4("awq"), POOL), alike)
