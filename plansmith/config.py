@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from builder.options import BuildOptions
 from plansmith_errors import ConfigError
+from quantize.calibration.settings import CalibrationSettings
 from quantize.yaml_model import parse_yaml, read_yaml, validate
 from triton_repo.options import PackageOptions
 
@@ -20,6 +21,9 @@ class Section(BaseModel):
 
 class QuantizeSection(Section):
     recipe: str = Field("int4-rtn", description="Name of a recipe that ships with Plansmith, or a path to one.")
+    calibration: CalibrationSettings | None = Field(
+        None, description="In place of the recipe's own; of calibrated recipes alone. Text relative to the build file."
+    )
 
 
 class PerplexityCheck(Section):
@@ -128,9 +132,7 @@ def json_schema() -> dict[str, Any]:
 def _resolve_paths(build_file: BuildFile, folder: Path) -> BuildFile:
     changes: dict[str, Any] = {"model": folder / build_file.model, "store": folder / build_file.store}
     changes["verify"] = _resolve_verify(build_file.verify, folder)
-    recipe = build_file.quantize.recipe
-    if recipe.endswith((".yaml", ".yml")):
-        changes["quantize"] = build_file.quantize.model_copy(update={"recipe": str(folder / recipe)})
+    changes["quantize"] = _resolve_quantize(build_file.quantize, folder)
     return build_file.model_copy(update=changes)
 
 
@@ -141,4 +143,14 @@ def _resolve_verify(section: VerifySection, folder: Path) -> VerifySection:
     if section.choices is not None:
         files = {"questions": folder / section.choices.questions, "labels": folder / section.choices.labels}
         changes["choices"] = section.choices.model_copy(update=files)
+    return section.model_copy(update=changes)
+
+
+def _resolve_quantize(section: QuantizeSection, folder: Path) -> QuantizeSection:
+    changes: dict[str, Any] = {}
+    if section.recipe.endswith((".yaml", ".yml")):
+        changes["recipe"] = str(folder / section.recipe)
+    if section.calibration is not None and section.calibration.text is not None:
+        text = folder / section.calibration.text
+        changes["calibration"] = section.calibration.model_copy(update={"text": text})
     return section.model_copy(update=changes)

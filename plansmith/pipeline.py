@@ -11,6 +11,7 @@ from typing import Any
 import builder
 import quantize
 import triton_repo
+from plansmith.calibration import calibration_dependencies, calibration_tools
 from plansmith.config import BuildFile
 from plansmith.console import Console, human_bytes
 from plansmith.fingerprint import code_fingerprint, library_versions
@@ -56,18 +57,23 @@ class Pipeline:
         return PipelineResult(tuple(self._stages), repository.payload, report)
 
     def _quantized(self) -> Artifact:
-        recipe = quantize.load_recipe(self._file.quantize.recipe)
+        section = self._file.quantize
+        recipe = quantize.load_recipe(section.recipe)
+        tools = calibration_tools(recipe, section.calibration, self._console)
         depends_on = {
             "source": self._source_hashes(),
-            "recipe": recipe.model_dump(mode="json"),
+            "recipe": recipe.model_dump(mode="json", exclude={"calibration"}),
             "code": code_fingerprint("quantize"),
             "libraries": library_versions("numpy", "ml_dtypes", "gguf", "tokenizers"),
+            **calibration_dependencies(recipe, section.calibration),
         }
         with self._console.progress("quantize") as progress:
             return self._stage(
                 "quantize",
                 depends_on,
-                lambda output: quantize.quantize_checkpoint(self._file.model, output, recipe, progress=progress),
+                lambda output: quantize.quantize_checkpoint(
+                    self._file.model, output, recipe, progress=progress, calibration_tools=tools
+                ),
             )
 
     def _engine(self, checkpoint: Path, source: dict[str, Any], stage: str = "build") -> Artifact:

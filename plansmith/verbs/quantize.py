@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 import quantize
+from plansmith.calibration import calibration_tools
 from plansmith.console import Console, human_bytes
 from plansmith.directories import output_directory
 from plansmith.options import current_options, global_options
@@ -24,8 +25,9 @@ def command(source: Path, output_dir: Path, recipe: str | None) -> None:
     console = Console.current()
     build_file = section_settings(current_options().settings, "quantize", model=str(source))
     chosen = quantize.load_recipe(recipe or build_file.quantize.recipe)
+    tools = calibration_tools(chosen, build_file.quantize.calibration, console)
     with output_directory(output_dir) as partial, console.progress("quantize") as progress:
-        report = quantize.quantize_checkpoint(source, partial, chosen, progress=progress)
+        report = quantize.quantize_checkpoint(source, partial, chosen, progress=progress, calibration_tools=tools)
     tensors = [
         {**asdict(t), "relative_error": t.relative_error, "bits_per_weight": t.bits_per_weight} for t in report.tensors
     ]
