@@ -13,8 +13,8 @@ from dataclasses import dataclass
 class Pacing:
     """Times are seconds of a monotonic clock."""
 
-    max_messages_per_second: float = 200.0  # over all streams
-    max_delay: float = 0.1  # the longest a token waits for others of its stream
+    max_messages_per_second: float = 100.0  # over all streams
+    max_delay: float = 0.15  # the longest a token waits for others of its stream
     min_cancel_interval: float = 0.1
     max_cancel_checks_per_second: float = 25.0
 
