@@ -61,7 +61,7 @@ def round_fp8_band(rows: Float32) -> RoundedRows:
 
 def fp8_scale(largest: Float32) -> Float32:
     """The scales that put these largest magnitudes at 448."""
-    return _usable(largest / np.float32(E4M3_MAX))
+    return usable_scales(largest / np.float32(E4M3_MAX))
 
 
 def round_int4(
@@ -70,7 +70,7 @@ def round_int4(
     """Values 0..15 packed in pairs. None when a scale leaves the normal range of float16 that was asked for."""
     # One column per group: NumPy's inner loops then run over many groups, not over the 64 values of one.
     groups = np.ascontiguousarray(rows.reshape(-1, group_size).T)
-    base, zeros = _int4_range(groups, symmetric)
+    base, zeros = int4_range(groups, 0, symmetric=symmetric)
     if np.dtype(scale_dtype) == np.float16 and not _fits_float16(base, scale):
         return None
     factors = MSE_FACTORS if scale == "mse" else (1.0,)
@@ -88,9 +88,9 @@ def round_int4(
     )
 
 
-def _int4_range(groups: Float32, symmetric: bool) -> tuple[Float32, Float32]:
-    """Scale and zero point [num_groups] of the whole range of each group, zero included."""
-    low, high = np.minimum(groups.min(axis=0), 0), np.maximum(groups.max(axis=0), 0)
+def int4_range(groups: Float32, axis: int, *, symmetric: bool) -> tuple[Float32, Float32]:
+    """Scales and zero points of the whole range of each group, zero included; a group lies along ``axis``."""
+    low, high = np.minimum(groups.min(axis=axis), 0), np.maximum(groups.max(axis=axis), 0)
     if symmetric:
         # Of -8..7 the side that needs more decides, so that nothing is clipped.
         base = np.maximum(high / 7, -low / 8)
@@ -98,14 +98,14 @@ def _int4_range(groups: Float32, symmetric: bool) -> tuple[Float32, Float32]:
     else:
         base = high / 15 - low / 15  # high - low could overflow
         zeros = np.clip(np.rint(-low / np.maximum(base, _FLOAT32_TINY)), 0, 15)
-    return _usable(base), zeros
+    return usable_scales(base), zeros
 
 
 def _search_scales(
     groups: Float32, base: Float32, zeros: Float32, factors: tuple[float, ...], dtype: npt.DTypeLike
 ) -> Float32:
     """The candidate scale with the least squared error, in float32 but already rounded to ``dtype``."""
-    candidates = [_usable((base * np.float32(factor)).astype(dtype).astype(np.float32)) for factor in factors]
+    candidates = [usable_scales((base * np.float32(factor)).astype(dtype).astype(np.float32)) for factor in factors]
     best = candidates[0]
     if len(candidates) == 1:
         return best
@@ -130,10 +130,10 @@ def _search_scales(
 def _row_scales(rows: Float32, largest: float) -> Float32:
     """[rows, 1]"""
     magnitudes = np.maximum(rows.max(axis=1, keepdims=True), -rows.min(axis=1, keepdims=True))
-    return _usable(magnitudes / np.float32(largest))
+    return usable_scales(magnitudes / np.float32(largest))
 
 
-def _usable(scales: Float32) -> Float32:
+def usable_scales(scales: Float32) -> Float32:
     """1 for groups of zeros; no subnormal scale, whose reciprocal would overflow."""
     return np.where(scales == 0, np.float32(1), np.maximum(scales, _FLOAT32_TINY))
 

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quantize.rounding import int4_range, usable_scales
+
 Float32 = npt.NDArray[np.float32]
 
 # Shrinking the range by the last of them is already too much for nearly every group.
 FACTORS = tuple(float(factor) for factor in np.linspace(1.0, 0.62, 20).round(4))
 _FLOAT16 = np.finfo(np.float16)
-_TINY = np.float32(np.finfo(np.float32).tiny)
 
 
 @dataclass(frozen=True)
@@ -39,29 +40,16 @@ def range_grid(weights: Float32, group_size: int, *, symmetric: bool, dtype: np.
     ``dtype`` None: float16 where all scales, shrunk by the search as well, are normal numbers of it.
     """
     groups = weights.reshape(-1, group_size, weights.shape[1])
-    low, high = np.minimum(groups.min(axis=1), 0), np.maximum(groups.max(axis=1), 0)
-    if symmetric:
-        # Of -8..7 the side that needs more decides.
-        base = np.maximum(high / 7, -low / 8)
-        zeros = np.full_like(base, 8)
-    else:
-        base = high / 15 - low / 15  # high - low could overflow
-        zeros = np.clip(np.rint(-low / np.maximum(base, _TINY)), 0, 15)
-    base = usable(base)
+    base, zeros = int4_range(groups, 1, symmetric=symmetric)
     if dtype is None:
         fits = base.min() * FACTORS[-1] >= _FLOAT16.tiny and base.max() <= _FLOAT16.max
         dtype = np.dtype(np.float16 if fits else np.float32)
     return Grid(stored(base, dtype), zeros, dtype)
 
 
-def usable(scales: Float32) -> Float32:
-    """1 for groups of zeros; no subnormal scale, whose reciprocal would overflow."""
-    return np.where(scales == 0, np.float32(1), np.maximum(scales, _TINY))
-
-
 def stored(scales: Float32, dtype: np.dtype[Any]) -> Float32:
     """Rounded to the type that is stored, so that values are rounded against what a reader will see."""
-    return usable(scales.astype(dtype).astype(np.float32))
+    return usable_scales(scales.astype(dtype).astype(np.float32))
 
 
 def encode(weights: Float32, grid: Grid) -> Float32:
