@@ -49,6 +49,10 @@ class Checkpoint(ABC):
     def load_dtype(self, name: str) -> np.dtype[Any]:
         """The element type that ``load`` gives."""
 
+    def kept_dtype(self, name: str) -> np.dtype[Any]:
+        """The element type of a tensor that is stored as it is."""
+        return self.load_dtype(name)
+
     @abstractmethod
     def load_rows(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
         """Rows ``begin:end`` of the first axis: how a large tensor is read in bounded memory.

@@ -25,6 +25,7 @@ from quantize.prepared_tensor import write_prepared
 from quantize.quantized_tensor import FORMAT_VERSION, QUANT_METHOD
 from quantize.recipe import Recipe
 from quantize.report import QuantizeReport, TensorReport
+from quantize.rotation.checkpoint import rotated
 from quantize.safetensors_checkpoint import INDEX_NAME
 from quantize.safetensors_writer import SafetensorsWriter
 from quantize.tensor_job import TensorJob
@@ -52,7 +53,7 @@ def quantize_checkpoint(
     (NaN, infinity), the calibration text and the output.
     """
     start = time.perf_counter()
-    checkpoint = open_checkpoint(source)
+    checkpoint = rotated(open_checkpoint(source), recipe.rotations)
     planned = plan_tensors(checkpoint, recipe)
     calibration = None
     if recipe.is_calibrated:

@@ -114,7 +114,7 @@ def _check_overrides(checkpoint: Checkpoint, recipe: Recipe) -> None:
 
 
 def _plan_tensor(checkpoint: Checkpoint, info: TensorInfo, role: Role, recipe: Recipe) -> PlannedTensor:
-    dtype = checkpoint.load_dtype(info.name)
+    dtype = checkpoint.kept_dtype(info.name)
     if dtype.name not in SOURCE_FLOATS:
         raise QuantizeError(f"tensor {info.name!r} is {dtype.name}, expected one of {', '.join(SOURCE_FLOATS)}")
     num_dims = 1 if role == "vector" else 2

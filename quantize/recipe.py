@@ -17,6 +17,7 @@ SchemeName = Literal["int4", "int8", "fp8", "nvfp4", "mxfp4", "mxfp8", "none"]
 ScaleName = Literal["absmax", "mse", "four-over-six", "ceil", "ocp", "best-of-two"]
 Method = Literal["rtn", "importance", "awq", "gptq"]
 Granularity = Literal["tensor", "channel", "block"]
+Rotation = Literal["r1", "r2"]
 KeepDtype = Literal["source", "float32", "float16", "bfloat16"]
 GROUP_SIZES = (32, 64, 128, 192)
 BLOCK_SIZES: dict[str, int] = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}  # input columns that share a scale
@@ -151,9 +152,18 @@ class Recipe(BaseModel):
     keep_dtype: KeepDtype = Field(
         default="source", description="type of the matrices whose scheme is none; norms and biases stay"
     )
+    rotations: tuple[Rotation, ...] = Field(
+        default=(), description="r1: of the residual stream; r2: of each head's values; the model computes the same"
+    )
     calibration: CalibrationSettings | None = Field(
         default=None, description="of calibrated methods: text, samples and limits"
     )
+
+    @model_validator(mode="after")
+    def _rotations_differ(self) -> Recipe:
+        if len(set(self.rotations)) < len(self.rotations):
+            raise ValueError(f"rotations are {', '.join(self.rotations)}; name each of r1 and r2 once at most")
+        return self
 
     @model_validator(mode="after")
     def _calibration_is_used(self) -> Recipe:
