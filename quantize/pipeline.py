@@ -29,6 +29,7 @@ from quantize.rotation.checkpoint import rotated
 from quantize.safetensors_checkpoint import INDEX_NAME
 from quantize.safetensors_writer import SafetensorsWriter
 from quantize.tensor_job import TensorJob
+from quantize.tokenizer_fit import check_tokenizer_fits
 
 MAX_SHARD_BYTES = 4 * 2**30
 
@@ -55,6 +56,7 @@ def quantize_checkpoint(
     start = time.perf_counter()
     checkpoint = rotated(open_checkpoint(source), recipe.rotations)
     planned = plan_tensors(checkpoint, recipe)
+    check_tokenizer_fits(checkpoint)
     calibration = None
     if recipe.is_calibrated:
         planned = in_layer_order(planned)
