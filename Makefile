@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 # setuptools warns of every editable install; nothing in it is for the reader
 PIP_INSTALL := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 MODEL := $(MODEL_DIR)/SmolLM2-135M-Instruct.Q4_1.gguf
+INSTALLED := pyproject.toml setup.py constraints.txt quantize/native/rounding.c  # a change of one of them installs anew
 # The working tree decides, never packages that happen to be found on the caller's PYTHONPATH.
 unexport PYTHONPATH
 
@@ -58,11 +59,11 @@ clean:  ## remove the environment, the caches and the demo's artifacts
 $(VENV)/bin/python:
 	"$$(bash ci/find_python.sh)" -m venv $(VENV)
 
-$(VENV)/.demo-ready: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.demo-ready: $(INSTALLED) | $(VENV)/bin/python
 	$(PIP_INSTALL) -e '.[demo]'
 	touch $@
 
-$(VENV)/.dev-ready: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.dev-ready: $(INSTALLED) | $(VENV)/bin/python
 	$(PIP_INSTALL) -e '.[dev]'
 	touch $@ $(VENV)/.demo-ready
 

@@ -26,9 +26,9 @@ NVFP4_TENSOR_MAX = E2M1_MAX * E4M3_MAX  # 2688: the largest magnitude in units o
 _SMALLEST_TENSOR_SCALE = np.float32(2.0**-117)
 _ONE = np.uint8(0x38)  # e4m3 1.0
 _SMALLEST, _LARGEST = 1, 126  # e4m3 codes of 2**-9 and 448
-_MX_WAYS = {"ceil": (True,), "ocp": (False,), "best-of-two": (False, True)}
+MX_WAYS = {"ceil": (True,), "ocp": (False,), "best-of-two": (False, True)}
 # Neighbours of the scale that puts the largest magnitude at 6, from clipping a third off to putting it below 4.
-_MSE_NEIGHBOURS = (0, *range(-5, 0), *range(1, 7))
+NVFP4_NEIGHBOURS = (0, *range(-5, 0), *range(1, 7))
 
 
 def nvfp4_tensor_scale(largest: np.float32) -> np.float32:
@@ -58,7 +58,7 @@ def round_mxfp4(rows: Float32, scale: ScaleName | None) -> RoundedRows:
     blocks = _blocks(rows, BLOCK_SIZES["mxfp4"])
     magnitudes = np.abs(blocks)
     largest = magnitudes.max(axis=0)
-    ways = _MX_WAYS.get(scale or "ceil", (True,))
+    ways = MX_WAYS.get(scale or "ceil", (True,))
     candidates = np.stack([exponents_of(largest, E2M1_MAX, ceil=ceil) for ceil in ways])
     exponents = candidates[0]
     if len(ways) > 1:
@@ -92,7 +92,7 @@ def _nvfp4_scales(magnitudes: Float32, tensor_scale: np.float32, scale: ScaleNam
     if scale == "four-over-six":
         candidates = np.stack([plain, _scale_codes(largest / np.float32(4))])
     else:
-        neighbours = _MSE_NEIGHBOURS if scale == "mse" else (0,)
+        neighbours = NVFP4_NEIGHBOURS if scale == "mse" else (0,)
         moved = plain.astype(np.int16) + np.array(neighbours, np.int16)[:, None]
         candidates = np.clip(moved, _SMALLEST, _LARGEST).astype(np.uint8)
     if len(candidates) > 1:

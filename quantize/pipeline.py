@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 import shutil
 import threading
@@ -32,6 +33,7 @@ from quantize.tensor_job import TensorJob
 from quantize.tokenizer_fit import check_tokenizer_fits
 
 MAX_SHARD_BYTES = 4 * 2**30
+_HASHED_BYTES = 8 * 2**20  # of a file that are mapped at a time
 
 Progress = Callable[[int, int, str], None]
 """Called after each tensor with how many are done, how many there are, and its name."""
@@ -102,10 +104,17 @@ class _Hasher:
         return {name: future.result() for name, future in self._futures.items()}
 
     def _hash(self, path: Path) -> str:
+        """Through a map of its own: read() would copy every page first, a fifth of the time of hashing it."""
         digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while not self._stop.is_set() and (block := file.read(2**20)):
-                digest.update(block)
+        if path.stat().st_size == 0:
+            return digest.hexdigest()
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
+            for begin in range(0, len(pages), _HASHED_BYTES):
+                if self._stop.is_set():
+                    break
+                with memoryview(pages)[begin : begin + _HASHED_BYTES] as block:
+                    digest.update(block)
+                pages.madvise(mmap.MADV_DONTNEED, begin, min(_HASHED_BYTES, len(pages) - begin))
         return digest.hexdigest()
 
     def __enter__(self) -> _Hasher:

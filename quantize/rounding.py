@@ -140,10 +140,14 @@ def usable_scales(scales: Float32) -> Float32:
 
 def _fits_float16(base: Float32, scale: ScaleName) -> bool:
     # Below float16's normal range a scale loses digits; the search may shrink it further.
-    smallest = MSE_FACTORS[-1] if scale == "mse" else _FLOAT16_MARGIN
-    return bool(base.min() * smallest >= _FLOAT16.tiny and base.max() <= _FLOAT16.max)
+    return bool(base.min() * smallest_factor(scale) >= _FLOAT16.tiny and base.max() <= _FLOAT16.max)
+
+
+def smallest_factor(scale: ScaleName) -> np.float32:
+    """How far a scale may shrink and must still be a normal float16."""
+    return np.float32(MSE_FACTORS[-1] if scale == "mse" else _FLOAT16_MARGIN)
 
 
 def squared_error(values: Float32, steps: Float32, scales: Float32) -> float:
     errors = (values - steps) * scales
-    return float(np.einsum("ij,ij->i", errors, errors).sum(dtype=np.float64))
+    return float(np.square(errors, dtype=np.float64).sum())

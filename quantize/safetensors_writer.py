@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -32,8 +33,9 @@ class TensorSpec:
 class TensorSlot:
     """The place of one tensor in the file. Rows may be written by several threads, in any order."""
 
-    def __init__(self, descriptor: int, spec: TensorSpec, begin: int) -> None:
+    def __init__(self, descriptor: int, spec: TensorSpec, begin: int, lock: threading.Lock) -> None:
         self.spec = spec
+        self._lock = lock
         self._descriptor = descriptor
         self._begin = begin
 
@@ -42,9 +44,10 @@ class TensorSlot:
         row_bytes = prod(self.spec.shape[1:]) * self.spec.dtype.itemsize
         data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
         offset = self._begin + first_row * row_bytes
-        while data.size:
-            written = os.pwrite(self._descriptor, data.data, offset)
-            data, offset = data[written:], offset + written
+        with self._lock:  # the kernel's own lock on the file would spin
+            while data.size:
+                written = os.pwrite(self._descriptor, data.data, offset)
+                data, offset = data[written:], offset + written
 
 
 class SafetensorsWriter:
@@ -56,6 +59,7 @@ class SafetensorsWriter:
     def __init__(self, path: Path, planned: Sequence[TensorSpec], *, metadata_format: str = "plansmith") -> None:
         self.path = path
         self._format = metadata_format
+        self._lock = threading.Lock()
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         total = sum(spec.nbytes for spec in planned)
         bound = len(_header([(spec, total, total) for spec in planned], self._format))
@@ -68,7 +72,7 @@ class SafetensorsWriter:
         begin = self._data_bytes
         self._data_bytes += spec.nbytes
         self._placed.append((spec, begin, self._data_bytes))
-        return TensorSlot(self._descriptor, spec, 8 + self._header_bytes + begin)
+        return TensorSlot(self._descriptor, spec, 8 + self._header_bytes + begin, self._lock)
 
     def close(self) -> None:
         """Write the header, padded with spaces as the format allows. Without this call the file is not valid."""

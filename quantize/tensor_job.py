@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from quantize.block_rounding import nvfp4_tensor_scale, round_mxfp4, round_mxfp8, round_nvfp4
+from quantize.block_rounding import nvfp4_tensor_scale
 from quantize.checkpoint import Checkpoint
-from quantize.magnitudes import CHUNK_VALUES, Magnitudes, check_finite
+from quantize.chunk_rounding import round_chunk
+from quantize.finite import check_finite
+from quantize.magnitudes import Magnitudes, measure, rows_per_chunk
 from quantize.plan import PlannedTensor
-from quantize.recipe import BLOCK_SIZES, FP8_BLOCK, FloatSettings, Granularity, SchemeName
+from quantize.recipe import BLOCK_SIZES, FP8_BLOCK, Granularity
 from quantize.report import TensorReport
-from quantize.rounding import RoundedRows, fp8_scale, round_fp8, round_fp8_band, round_int4, round_int8
+from quantize.rounding import fp8_scale
 from quantize.safetensors_writer import SafetensorsWriter, TensorSlot, TensorSpec
 
 
@@ -73,7 +75,7 @@ class TensorJob:
         num_rows = self.planned.info.shape[0]
         row_values = self.planned.info.shape[1] if len(self.planned.info.shape) > 1 else 1
         is_fp8_block = self.planned.scheme == "fp8" and _granularity(self.planned) == "block"
-        step = FP8_BLOCK if is_fp8_block else max(1, CHUNK_VALUES // row_values)
+        step = FP8_BLOCK if is_fp8_block else rows_per_chunk(row_values)
 
         def round_chunk(begin: int) -> _ChunkResult | None:
             return self._round_chunk(slot, begin, step, scale_dtype, tensor_scale)
@@ -87,20 +89,24 @@ class TensorJob:
     ) -> _ChunkResult | None:
         info = self.planned.info
         source = self.checkpoint.load_rows(info.name, begin, min(begin + step, info.shape[0]))
-        rows = source.astype(np.float32, copy=False)
-        check_finite(info.name, rows, begin, "is not finite; the source is damaged")
-        norm = float(np.square(rows, dtype=np.float64).sum())
         if self.planned.scheme == "none":
-            with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is refused
-                kept = source.astype(slot.spec.dtype, copy=False)
-            check_finite(info.name, kept, begin, f"does not fit {slot.spec.dtype.name}; change keep_dtype")
-            slot.write_rows(begin, kept)
-            return _ChunkResult(None, None, norm, _conversion_error(source, kept))
-        rounded = _round(rows, self.planned, scale_dtype, tensor_scale)
+            return self._keep_chunk(slot, begin, source)
+        rounded = round_chunk(source, begin, self.planned, scale_dtype, tensor_scale)
         if rounded is None:
             return None
-        slot.write_rows(begin, rounded.values)
-        return _ChunkResult(rounded.scales, rounded.zero_points, norm, rounded.squared_error)
+        rows, norm = rounded
+        slot.write_rows(begin, rows.values)
+        return _ChunkResult(rows.scales, rows.zero_points, norm, rows.squared_error)
+
+    def _keep_chunk(self, slot: TensorSlot, begin: int, source: npt.NDArray[Any]) -> _ChunkResult:
+        name, dtype = self.planned.info.name, slot.spec.dtype
+        _, norm = measure(name, source, begin)
+        with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is refused
+            kept = source.astype(dtype, copy=False)
+        if kept.dtype != source.dtype:
+            check_finite(name, kept, begin, f"does not fit {dtype.name}; change keep_dtype")
+        slot.write_rows(begin, kept)
+        return _ChunkResult(None, None, norm, _conversion_error(source, kept))
 
     def _report(self, results: Iterable[_ChunkResult], bytes_out: int) -> TensorReport:
         info, int4 = self.planned.info, self.planned.int4
@@ -126,33 +132,3 @@ def _conversion_error(source: npt.NDArray[Any], kept: npt.NDArray[Any]) -> float
 
 def _granularity(planned: PlannedTensor) -> Granularity | None:
     return planned.floats.granularity if planned.floats else None
-
-
-def _round(
-    rows: npt.NDArray[np.float32],
-    planned: PlannedTensor,
-    scale_dtype: npt.DTypeLike,
-    tensor_scale: np.float32 | None,
-) -> RoundedRows | None:
-    if planned.int4 is not None:
-        int4 = planned.int4
-        return round_int4(rows, int4.group_size, symmetric=int4.symmetric, scale=int4.scale, scale_dtype=scale_dtype)
-    if planned.floats is not None:
-        return _round_floats(rows, planned.scheme, planned.floats, tensor_scale)
-    return round_int8(rows)
-
-
-def _round_floats(
-    rows: npt.NDArray[np.float32], scheme: SchemeName, floats: FloatSettings, tensor_scale: np.float32 | None
-) -> RoundedRows:
-    if scheme == "mxfp8":
-        return round_mxfp8(rows)
-    if scheme == "mxfp4":
-        return round_mxfp4(rows, floats.scale)
-    if scheme == "nvfp4" and tensor_scale is not None:
-        return round_nvfp4(rows, tensor_scale, floats.scale)
-    if floats.granularity == "block":
-        return round_fp8_band(rows)
-    if tensor_scale is None:
-        return round_fp8(rows)
-    return replace(round_fp8(rows, tensor_scale.reshape(1, 1)), scales=None)  # it is stored once, not by chunks

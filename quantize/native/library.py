@@ -1,0 +1,51 @@
+"""Find and open the compiled kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from functools import cache
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+_VERSION = 1  # of the functions' arguments; a library of another one was left by another version of Plansmith
+SWITCH = "PLANSMITH_NATIVE"  # 0 in the environment: never use them
+_POINTER, _SIZE, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_float
+_SOURCE = (_POINTER, _INT, _SIZE, _SIZE)  # first value, its type, rows, columns
+_ARGUMENTS = {
+    "measure": (*_SOURCE, _POINTER, _POINTER),
+    "round_fp8": (*_SOURCE, _POINTER, _POINTER, _POINTER, _POINTER),
+    "round_fp8_band": (*_SOURCE, _POINTER, _POINTER, _POINTER),
+    "round_int8": (*_SOURCE, _POINTER, _POINTER, _POINTER),
+    "round_int4": (*_SOURCE, _SIZE, _POINTER, _SIZE, _FLOAT, _INT, _POINTER, _POINTER, _POINTER, _POINTER),
+    "round_nvfp4": (*_SOURCE, _FLOAT, _POINTER, _SIZE, _INT, _POINTER, _POINTER, _POINTER),
+    "round_mxfp4": (*_SOURCE, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER),
+    "round_mxfp8": (*_SOURCE, _POINTER, _POINTER, _POINTER),
+}
+
+
+@cache
+def native_library() -> ctypes.CDLL | None:
+    """None where the kernels are switched off or were not built. Calls release the GIL."""
+    if os.environ.get(SWITCH) == "0":
+        return None
+    built = sorted(Path(__file__).parent.glob("rounding*.so"))
+    if not built:
+        log.warning(
+            "the native kernels were not built, so rounding takes several times as long; "
+            "install a C compiler and install plansmith again"
+        )
+        return None
+    try:
+        library = ctypes.CDLL(str(built[0]))
+        if library.rounding_version() != _VERSION:
+            raise OSError(f"version {library.rounding_version()}, expected {_VERSION}")
+        for name, arguments in _ARGUMENTS.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, ctypes.c_int64
+    except (OSError, AttributeError) as error:  # of another machine, or of another version
+        log.warning("%s cannot be used (%s), so rounding takes several times as long; install again", built[0], error)
+        return None
+    return library
