@@ -22,7 +22,7 @@ from quantize.calibration.start import Calibration
 from quantize.checkpoint import Checkpoint, open_checkpoint
 from quantize.magnitudes import Magnitudes
 from quantize.plan import PlannedTensor, plan_tensors, split_shards
-from quantize.prepared_tensor import write_prepared
+from quantize.prepared_tensor import write_companions, write_prepared
 from quantize.quantized_tensor import FORMAT_VERSION, QUANT_METHOD
 from quantize.recipe import Recipe
 from quantize.report import QuantizeReport, TensorReport
@@ -143,10 +143,12 @@ def _write_weights(
             for tensor in shard:
                 prepared = calibrator.take(tensor.info.name) if calibrator is not None else None
                 if prepared is not None:
-                    reports.append(write_prepared(tensor, prepared, writer))
+                    report = write_prepared(tensor, prepared, writer)
                 else:
-                    reports.append(TensorJob(checkpoint, tensor, writer, pool, magnitudes).run())
-                weight_map |= {spec.name: file_name for spec in tensor.specs}
+                    report = TensorJob(checkpoint, tensor, writer, pool, magnitudes).run()
+                companions = calibrator.companions(tensor.info.name) if calibrator is not None else ()
+                reports.append(write_companions(tensor, companions, writer, report))
+                weight_map |= {spec.name: file_name for spec in (*tensor.specs, *tensor.companions)}
                 if progress is not None:
                     progress(len(reports), len(planned), tensor.info.name)
     if len(shards) > 1:
@@ -166,8 +168,9 @@ def _config(
         "quantization_config": {
             "quant_method": QUANT_METHOD,
             "format_version": FORMAT_VERSION,
-            "recipe": recipe.record(),
+            "recipe": recipe.record(),  # calibration is recorded as it was done
             "source": {"origin": checkpoint.origin, "sha256": sources},
+            **({} if recipe.kv_cache is None else {"kv_cache": {"scheme": recipe.kv_cache}}),
             "tensors": {tensor.name: _entry(tensor) for tensor in matrices},
         },
     }
@@ -182,6 +185,10 @@ def _entry(tensor: TensorReport) -> dict[str, Any]:
     entry["symmetric"] = tensor.symmetric
     if tensor.method is not None:
         entry["method"] = tensor.method
+    if tensor.activations is not None:
+        entry["activations"] = tensor.activations.entry()
+    if tensor.has_pre_quant_scale:
+        entry["pre_quant_scale"] = True
     entry["bits_per_weight"] = round(tensor.bits_per_weight, 4)
     # Six digits: the order in which processors of different widths add would show in the rest.
     entry["relative_error"] = float(f"{tensor.relative_error:.6g}")

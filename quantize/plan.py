@@ -14,9 +14,9 @@ from quantize.architectures import Role, check_complete, fused_set, role_of
 from quantize.checkpoint import Checkpoint, TensorInfo
 from quantize.dtypes import BFLOAT16, SOURCE_FLOATS
 from quantize.quantized_tensor import QUANT_METHOD
-from quantize.recipe import FloatSettings, Int4Settings, Recipe, SchemeName, WeightRule
+from quantize.recipe import FloatSettings, InputSettings, Int4Settings, Recipe, SchemeName, WeightRule
 from quantize.safetensors_writer import TensorSpec
-from quantize.stored_specs import stored_specs
+from quantize.stored_specs import companion_specs, stored_specs
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +29,21 @@ class PlannedTensor:
     specs: tuple[TensorSpec, ...]  # what is stored, scales at their largest type
     floats: FloatSettings | None = None
     scaled_with: tuple[str, ...] = ()  # whose largest magnitude decides the tensor's scale, where it has one
+    inputs: InputSettings | None = None  # what happens to the inputs of the linear
+    companions: tuple[TensorSpec, ...] = ()  # stored after ``specs``, with values that calibration finds
+
+    @property
+    def is_smoothed(self) -> bool:
+        return self.inputs is not None and self.inputs.smoothing is not None
+
+    @property
+    def folds_smoothing(self) -> bool:
+        """Whether the factors go into the module that writes the input."""
+        return self.inputs is not None and self.inputs.fold_smoothing
 
     @property
     def nbytes(self) -> int:
-        return sum(spec.nbytes for spec in self.specs)
+        return sum(spec.nbytes for spec in (*self.specs, *self.companions))
 
 
 def plan_tensors(checkpoint: Checkpoint, recipe: Recipe) -> list[PlannedTensor]:
@@ -129,9 +140,13 @@ def _plan_tensor(checkpoint: Checkpoint, info: TensorInfo, role: Role, recipe: R
         raise QuantizeError(
             f"tensor {info.name!r}: method {rule.method} is for the linears of decoder layers; use rtn here"
         )
+    if role != "linear" and rule.inputs is not None:
+        raise QuantizeError(f"tensor {info.name!r}: activations are for the linears of decoder layers; give none here")
     if rule.scheme == "none" and recipe.keep_dtype != "source":
         dtype = BFLOAT16 if recipe.keep_dtype == "bfloat16" else np.dtype(recipe.keep_dtype)
-    return PlannedTensor(info, rule.scheme, rule.int4, stored_specs(info, rule, dtype), rule.floats)
+    companions = companion_specs(info, rule.inputs, recipe.kv_cache) if role == "linear" else ()
+    specs = stored_specs(info, rule, dtype)
+    return PlannedTensor(info, rule.scheme, rule.int4, specs, rule.floats, inputs=rule.inputs, companions=companions)
 
 
 def _rule_for(name: str, role: Role, recipe: Recipe) -> WeightRule:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from quantize.activations import pre_quant_scale_name
 from quantize.plan import PlannedTensor
 from quantize.report import TensorReport
 from quantize.safetensors_writer import SafetensorsWriter, TensorSpec
@@ -43,4 +45,20 @@ def write_prepared(planned: PlannedTensor, prepared: PreparedTensor, writer: Saf
         squared_error=prepared.squared_error,
         method=int4.method if int4 else None,
         output_error=prepared.output_error,
+    )
+
+
+def write_companions(
+    planned: PlannedTensor, values: Sequence[npt.NDArray[Any]], writer: SafetensorsWriter, report: TensorReport
+) -> TensorReport:
+    """Append what calibration found of the inputs, keys or values; return the report with it."""
+    for spec, array in zip(planned.companions, values, strict=True):
+        writer.add(spec).write_rows(0, array)
+    if planned.inputs is None:
+        return report
+    return replace(
+        report,
+        activations=planned.inputs.activations,
+        has_pre_quant_scale=any(spec.name == pre_quant_scale_name(report.name) for spec in planned.companions),
+        bytes_out=report.bytes_out + sum(array.nbytes for array in values),
     )

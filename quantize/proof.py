@@ -8,6 +8,7 @@ from math import prod, sqrt
 from typing import Any
 
 from plansmith_errors import CheckpointError
+from quantize.activations import Activations, activations_of
 from quantize.checkpoint import Checkpoint
 from quantize.quantized_tensor import QUANT_METHOD, load_weight
 
@@ -22,6 +23,8 @@ class StoredWeight:
     num_weights: int
     nbytes: int  # with scales and zero points
     relative_error: float  # |W - dequantized| / |W|, Frobenius norms, against the source's values
+    granularity: str | None = None  # of fp8's scales: tensor or block; None: the usual ones of the scheme
+    activations: Activations | None = None  # of the inputs
 
     @property
     def bits_per_weight(self) -> float:
@@ -29,8 +32,10 @@ class StoredWeight:
 
     @property
     def kind(self) -> str:
-        """The scheme as a reader distinguishes it: "int8", "int4 g64"."""
-        return self.scheme if self.group_size is None else f"{self.scheme} g{self.group_size}"
+        """The scheme as a reader distinguishes it: "int8", "int4 g64", "fp8 per tensor, static fp8 activations"."""
+        kind = self.scheme if self.group_size is None else f"{self.scheme} g{self.group_size}"
+        kind = kind if self.granularity is None else f"{kind} per {self.granularity}"
+        return kind if self.activations is None else f"{kind}, {self.activations}"
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,13 @@ def _stored_weight(name: str, entry: dict[str, Any], num_weights: int, nbytes: i
             f"{source}: {name} has scheme {scheme!r} and group_size {group_size!r}; quantize the checkpoint again"
         )
     stored = round(bits * num_weights / 8) if nbytes is None else nbytes
-    return StoredWeight(name, scheme, group_size, num_weights, stored, error)
+    granularity = entry.get("granularity")
+    try:
+        activations = activations_of(entry)
+    except ValueError as reason:
+        raise CheckpointError(f"{source}: {name}: {reason}; quantize the checkpoint again") from None
+    shown = granularity if isinstance(granularity, str) else None
+    return StoredWeight(name, scheme, group_size, num_weights, stored, error, shown, activations)
 
 
 def _number(entry: dict[str, Any], key: str, name: str, source: str) -> float:

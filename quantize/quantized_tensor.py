@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plansmith_errors import CheckpointError
+from quantize.activations import Activations, activations_of, input_scale_name, pre_quant_scale_name
 from quantize.checkpoint import Checkpoint
 from quantize.dtypes import SOURCE_FLOATS
 from quantize.e8m0 import E8M0_NAN, decode_e8m0
@@ -39,6 +40,9 @@ class QuantizedTensor:
     zero_points: npt.NDArray[np.uint8] | None = None  # int4 asymmetric: [out, in / group_size], 0..15
     group_size: int | None = None  # columns that share a scale: int4, nvfp4, mxfp4, mxfp8
     tensor_scale: npt.NDArray[np.float32] | None = None  # nvfp4: []
+    activations: Activations | None = None  # what happens to the inputs; None: they stay floats
+    input_scale: npt.NDArray[np.float32] | None = None  # of static activations: []
+    pre_quant_scale: npt.NDArray[np.float32] | None = None  # [in], the inputs are multiplied by it first
 
     @property
     def is_symmetric(self) -> bool:
@@ -59,7 +63,7 @@ class QuantizedTensor:
         return unpack_uint4(self.values)
 
     def dequantize(self) -> npt.NDArray[np.float32]:
-        """The whole matrix in float32: [out, in]."""
+        """The whole matrix in float32, [out, in]: what inputs times ``pre_quant_scale`` are multiplied with."""
         if self.scales is None:
             return self.values.astype(np.float32)
         if self.scheme == "int4":
@@ -71,6 +75,11 @@ class QuantizedTensor:
             rows, columns = self.shape
             scales = np.repeat(np.repeat(scales, FP8_BLOCK, axis=0)[:rows], FP8_BLOCK, axis=1)[:, :columns]
         return np.asarray(self.values.astype(np.float32) * scales, np.float32)
+
+    def effective(self) -> npt.NDArray[np.float32]:
+        """What the inputs themselves are multiplied with in effect: [out, in]."""
+        weights = self.dequantize()
+        return weights if self.pre_quant_scale is None else weights * self.pre_quant_scale
 
     def _dequantize_int4(self, scales: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         values = self.unpacked().astype(np.float32).reshape(*scales.shape, -1)
@@ -92,6 +101,11 @@ def load_weight(checkpoint: Checkpoint, name: str) -> QuantizedTensor:
     Raises CheckpointError when a tensor of a quantized checkpoint is missing or does not fit its description.
     """
     entry = _entry_of(checkpoint, name)
+    weight = _load_weight(checkpoint, name, entry)
+    return _with_inputs(checkpoint, name, weight, entry) if weight.scheme != "none" else weight
+
+
+def _load_weight(checkpoint: Checkpoint, name: str, entry: dict[str, Any]) -> QuantizedTensor:
     scheme = entry.get("scheme", "none")
     values = checkpoint.load(name)
     if scheme == "none":
@@ -113,6 +127,32 @@ def load_weight(checkpoint: Checkpoint, name: str) -> QuantizedTensor:
     scales = checkpoint.load(f"{name}_scale")
     _expect(checkpoint, f"{name}_scale", scales, expected, ("float32",))
     return QuantizedTensor(scheme, values.shape, values, scales)
+
+
+def _with_inputs(checkpoint: Checkpoint, name: str, weight: QuantizedTensor, entry: dict[str, Any]) -> QuantizedTensor:
+    """``weight`` with what is stored of its inputs."""
+    try:
+        activations = activations_of(entry)
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.path}: tensor {name!r}: {error}; quantize the model again") from None
+    input_scale, pre_quant_scale = None, None
+    if activations is not None and activations.scale == "static":
+        input_scale = _load_float32(checkpoint, input_scale_name(name), ())
+    if entry.get("pre_quant_scale") is True:
+        pre_quant_scale = _load_float32(checkpoint, pre_quant_scale_name(name), weight.shape[1:])
+    if activations is None and pre_quant_scale is None:
+        return weight
+    return replace(weight, activations=activations, input_scale=input_scale, pre_quant_scale=pre_quant_scale)
+
+
+def _load_float32(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    values = checkpoint.load(name)
+    _expect(checkpoint, name, values, shape, ("float32",))
+    if not (np.isfinite(values) & (values > 0)).all():
+        raise CheckpointError(
+            f"{checkpoint.path}: tensor {name!r} has a value that is no positive number; quantize the model again"
+        )
+    return values
 
 
 def _load_int4(checkpoint: Checkpoint, name: str, values: npt.NDArray[Any], entry: dict[str, Any]) -> QuantizedTensor:

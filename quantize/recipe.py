@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from plansmith_errors import ConfigError
+from quantize.activations import Activations, ActivationScale, ActivationScheme, KvScheme
 from quantize.calibration.settings import CalibrationSettings
 from quantize.yaml_model import read_yaml, validate
 
@@ -28,6 +29,7 @@ SCALES: dict[str, tuple[ScaleName, ...]] = {  # of a scheme, its default first
     "mxfp4": ("ceil", "ocp", "best-of-two"),
 }
 _OWNERS = {"group_size": ("int4",), "symmetric": ("int4",), "scale": tuple(SCALES), "granularity": ("fp8",)}
+_ACTIVATIONS: dict[str, tuple[str, ...]] = {"fp8": ("fp8",), "int4": ("fp8",), "int8": ("int8",), "nvfp4": ("nvfp4",)}
 # More than the 0.01 of GPTQ's paper, which has 262144 tokens: a few thousand say less of the inputs to come.
 _DAMPING = 0.05
 _DIRECTORY = Path(__file__).parent / "recipes"
@@ -53,6 +55,15 @@ class FloatSettings:
 
     granularity: Granularity  # what shares a scale
     scale: ScaleName | None  # how it is chosen, where there is a choice
+
+
+@dataclass(frozen=True)
+class InputSettings:
+    """What happens to the inputs of a linear."""
+
+    activations: Activations
+    smoothing: float | None  # SmoothQuant's alpha
+    fold_smoothing: bool  # into the module that writes the input; else the factors are stored
 
 
 class WeightRule(BaseModel):
@@ -86,6 +97,19 @@ class WeightRule(BaseModel):
     damping: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=None, description="gptq: share of the mean that is added to the diagonal; default 0.05"
     )
+    activations: ActivationScheme | None = Field(
+        default=None, description="inputs of the linear: fp8 (of fp8 and int4 weights), int8, nvfp4; default: floats"
+    )
+    activation_scale: ActivationScale | None = Field(
+        default=None, description="of activations: static, from calibration (default), or token, found as it runs"
+    )
+    smoothing: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None,
+        description="SmoothQuant's alpha: how much of the inputs' outliers moves into the weights; of fp8 and int8",
+    )
+    fold_smoothing: bool | None = Field(
+        default=None, description="smoothing: factors go into the module before (default), or are stored beside (false)"
+    )
 
     @model_validator(mode="after")
     def _only_what_is_honoured(self) -> WeightRule:
@@ -95,6 +119,28 @@ class WeightRule(BaseModel):
                 raise ValueError(f"{key} belongs to the scheme {owners} and has no meaning for {self.scheme}")
         if self.scale is not None and self.scale not in SCALES[self.scheme]:
             raise ValueError(f"scale {self.scale} is none of {self.scheme}'s: {', '.join(SCALES[self.scheme])}")
+        return self
+
+    @model_validator(mode="after")
+    def _activations_fit(self) -> WeightRule:
+        if self.activations is None:
+            given = [
+                key for key in ("activation_scale", "smoothing", "fold_smoothing") if getattr(self, key) is not None
+            ]
+            if given:
+                raise ValueError(f"{given[0]} has no effect without activations")
+            return self
+        known = _ACTIVATIONS.get(self.scheme, ())
+        if self.activations not in known:
+            raise ValueError(f"activations of {self.scheme} weights are {' or '.join(known) or 'floats'}")
+        if self.granularity == "block":
+            raise ValueError("fp8 in blocks has scales of its inputs' blocks, found as it runs; leave activations out")
+        if self.activations == "nvfp4" and self.activation_scale == "token":
+            raise ValueError("nvfp4 activations have a static scale of the tensor; leave activation_scale out")
+        if self.smoothing is not None and self.scheme not in ("fp8", "int8"):
+            raise ValueError(f"smoothing is for fp8 and int8 weights, found {self.scheme}; int4 has method awq")
+        if self.fold_smoothing is not None and self.smoothing is None:
+            raise ValueError("fold_smoothing has no effect without smoothing")
         return self
 
     @model_validator(mode="after")
@@ -124,6 +170,14 @@ class WeightRule(BaseModel):
         )
 
     @property
+    def inputs(self) -> InputSettings | None:
+        """What happens to the inputs, with the defaults filled in; None: they stay floats, or the run-time decides."""
+        if self.activations is None:
+            return None
+        activations = Activations(self.activations, self.activation_scale or "static")
+        return InputSettings(activations, self.smoothing, self.fold_smoothing is not False)
+
+    @property
     def floats(self) -> FloatSettings | None:
         """The settings of a scheme of floats with the defaults filled in; None for the other schemes."""
         if self.scheme == "fp8":
@@ -131,6 +185,14 @@ class WeightRule(BaseModel):
         if self.scheme not in BLOCK_SIZES:
             return None
         return FloatSettings("block", self.scale or SCALES.get(self.scheme, (None,))[0])
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether it depends on the inputs that calibration sees."""
+        if self.int4 is not None and self.int4.is_calibrated:
+            return True
+        inputs = self.inputs
+        return inputs is not None and (inputs.activations.scale == "static" or inputs.smoothing is not None)
 
 
 class Override(WeightRule):
@@ -155,6 +217,9 @@ class Recipe(BaseModel):
     rotations: tuple[Rotation, ...] = Field(
         default=(), description="r1: of the residual stream; r2: of each head's values; the model computes the same"
     )
+    kv_cache: KvScheme | None = Field(
+        default=None, description="keys and values: fp8 or int8 with scales from calibration; default: floats"
+    )
     calibration: CalibrationSettings | None = Field(
         default=None, description="of calibrated methods: text, samples and limits"
     )
@@ -170,23 +235,25 @@ class Recipe(BaseModel):
         for key, rule in (("embeddings", self.embeddings), ("lm_head", self.lm_head)):
             if rule is not None and rule.int4 is not None and rule.int4.is_calibrated:
                 raise ValueError(f"{key}: method {rule.method} is for the linears of decoder layers; use rtn here")
+            if rule is not None and rule.activations is not None:
+                raise ValueError(f"{key}: activations are for the linears of decoder layers; leave them out here")
         if self.calibration is not None and not self.is_calibrated:
-            raise ValueError("calibration has no effect without a method: importance, awq or gptq")
+            raise ValueError(
+                "calibration has no effect without a method (importance, awq or gptq), static activations, smoothing "
+                "or kv_cache"
+            )
         return self
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether a rule has a method that looks at the inputs of linears."""
-        return any(rule.int4 is not None and rule.int4.is_calibrated for rule in (self.linears, *self.overrides))
+        """Whether something depends on the inputs of linears, or on keys and values."""
+        return self.kv_cache is not None or any(rule.is_calibrated for rule in (self.linears, *self.overrides))
 
     def record(self) -> dict[str, Any]:
-        """What a checkpoint's config.json says of the recipe: what it set. Of a calibration text only the file's name,
-        since the folder that it lay in says nothing to others.
+        """What a checkpoint's config.json says of the recipe: what it set, but for the calibration, which may have been
+        another one and is recorded by itself.
         """
-        data = self.model_dump(mode="json", exclude_none=True)
-        if self.calibration is not None and self.calibration.text is not None:
-            data["calibration"]["text"] = self.calibration.text.name
-        return data
+        return self.model_dump(mode="json", exclude_none=True, exclude={"calibration"})
 
 
 def list_recipes() -> list[str]:

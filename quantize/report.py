@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod, sqrt
 
+from quantize.activations import Activations
 from quantize.recipe import Granularity, Method, SchemeName
 
 
@@ -22,6 +23,9 @@ class TensorReport:
     granularity: Granularity | None = None  # of fp8
     method: Method | None = None  # of int4 tensors whose inputs calibration has seen
     output_error: float | None = None  # awq, gptq: |X dW'| / |X W'| on the calibration tokens X
+
+    activations: Activations | None = None  # what happens to the inputs of the linear
+    has_pre_quant_scale: bool = False
 
     @property
     def bits_per_weight(self) -> float:

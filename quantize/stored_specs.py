@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from plansmith_errors import QuantizeError
+from quantize.activations import KvScheme, input_scale_name, kv_scale_name, pre_quant_scale_name
 from quantize.checkpoint import TensorInfo
 from quantize.dtypes import FLOAT8_E4M3
-from quantize.recipe import BLOCK_SIZES, FP8_BLOCK, GROUP_SIZES, Granularity, Int4Settings, WeightRule
+from quantize.recipe import BLOCK_SIZES, FP8_BLOCK, GROUP_SIZES, Granularity, InputSettings, Int4Settings, WeightRule
 from quantize.safetensors_writer import TensorSpec
 
 Specs = tuple[TensorSpec, ...]
@@ -28,6 +29,19 @@ def stored_specs(info: TensorInfo, rule: WeightRule, kept_dtype: np.dtype[np.gen
         scales = fp8_scale_shape(shape, rule.floats.granularity)
         return TensorSpec(name, FLOAT8_E4M3, shape), TensorSpec(f"{name}_scale", _FLOAT32, scales)
     return _blocks(name, shape, rule.scheme)
+
+
+def companion_specs(info: TensorInfo, inputs: InputSettings | None, kv_cache: KvScheme | None) -> Specs:
+    """What is stored of a linear's inputs, and of keys or values, in this order."""
+    specs = []
+    if inputs is not None and inputs.activations.scale == "static":
+        specs.append(TensorSpec(input_scale_name(info.name), _FLOAT32, ()))
+    if inputs is not None and inputs.smoothing is not None and not inputs.fold_smoothing:
+        specs.append(TensorSpec(pre_quant_scale_name(info.name), _FLOAT32, info.shape[1:]))
+    kv_scale = kv_scale_name(info.name)
+    if kv_cache is not None and kv_scale is not None:
+        specs.append(TensorSpec(kv_scale, _FLOAT32, ()))
+    return tuple(specs)
 
 
 def fp8_scale_shape(shape: tuple[int, int], granularity: Granularity) -> tuple[int, ...]:

@@ -13,7 +13,16 @@ from plansmith_errors import BuildError
 if TYPE_CHECKING:
     from quantize import Checkpoint, QuantizedTensor
 
-_COMPANIONS = (".weight_scale", ".weight_scale_2", ".weight_zero_point")  # parts of a quantized weight
+# Parts of a quantized weight, and what belongs to its inputs or outputs.
+_COMPANIONS = (
+    ".weight_scale",
+    ".weight_scale_2",
+    ".weight_zero_point",
+    ".input_scale",
+    ".pre_quant_scale",
+    ".k_scale",
+    ".v_scale",
+)
 _IGNORED = (".rotary_emb.inv_freq",)  # a table that old checkpoints carry; we compute our own
 
 
@@ -85,6 +94,24 @@ class WeightSource:
         values = self._checkpoint.load_float32(name)
         self._check_shape(name, values.shape)
         self._check_finite(name, values)
+        return values
+
+    def kv_scales(self, layer: int) -> tuple[str, npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:
+        """The scheme of the KV cache that the checkpoint was calibrated for, and the scales [] of keys and values."""
+        section = (self._checkpoint.config.get("quantization_config") or {}).get("kv_cache")
+        if section is None:
+            return None
+        scheme = section.get("scheme") if isinstance(section, dict) else None
+        if scheme not in ("fp8", "int8"):
+            raise BuildError(f"{self._checkpoint.path}: kv_cache is {section!r}, expected the scheme fp8 or int8")
+        prefix = f"model.layers.{layer}.self_attn."
+        key, value = (self._scale(prefix + name) for name in ("k_proj.k_scale", "v_proj.v_scale"))
+        return scheme, key, value
+
+    def _scale(self, name: str) -> npt.NDArray[np.float32]:
+        values = self._checkpoint.load_float32(name)
+        if values.shape != () or not np.isfinite(values) or values <= 0:
+            raise BuildError(f"{self._checkpoint.path}: {name} is no positive number; quantize the model again")
         return values
 
     def _check_finite(self, name: str, values: npt.NDArray[Any] | None) -> None:

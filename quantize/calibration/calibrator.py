@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from types import TracebackType
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from plansmith_errors import QuantizeError
+from quantize.activations import KvScheme
+from quantize.calibration.calibrated_inputs import CalibratedInputs
 from quantize.calibration.folding import Folding, input_channels
 from quantize.calibration.gram import Gram
 from quantize.calibration.hidden_states import HiddenStates
 from quantize.calibration.layer_quantizer import Float32, LayerQuantizer
 from quantize.calibration.linear_sets import LINEAR_SETS, LinearSet
+from quantize.calibration.ranges import Ranges
 from quantize.calibration.runner import LayerRunner
 from quantize.calibration.sample import CalibrationSample
+from quantize.calibration.smoothing import smooth
 from quantize.checkpoint import Checkpoint
 from quantize.plan import PlannedTensor
 from quantize.prepared_tensor import PreparedTensor
 from quantize.recipe import Int4Settings
+
+log = logging.getLogger(__name__)
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(?:weight|bias)")
 
@@ -50,11 +59,13 @@ class Calibrator:
         sample: CalibrationSample,
         hidden: HiddenStates,
         pool: Executor,
+        kv_cache: KvScheme | None,
     ) -> None:
         self._checkpoint = checkpoint
         self._rules = {
             tensor.info.name: tensor.int4 for tensor in planned if tensor.int4 is not None and tensor.int4.is_calibrated
         }
+        self._inputs = CalibratedInputs(planned, kv_cache)
         self._runner = runner
         self._pool = pool
         self._hidden = hidden
@@ -70,6 +81,10 @@ class Calibrator:
             self._next_layer += 1
         return self._finished.pop(name, None)
 
+    def companions(self, name: str) -> tuple[npt.NDArray[Any], ...]:
+        """The values of a tensor's ``PlannedTensor.companions``; asked for after ``take``."""
+        return self._inputs.companions(name)
+
     def __enter__(self) -> Calibrator:
         return self
 
@@ -81,7 +96,8 @@ class Calibrator:
     def _run_layer(self, layer: int) -> dict[str, PreparedTensor]:
         weights = self._runner.layer_weights(layer)
         prefix = f"model.layers.{layer}."
-        self._see_inputs(layer, prefix, weights, grams := self._new_grams(prefix))
+        ranges = self._inputs.smoothed_ranges(prefix)
+        self._see_inputs(layer, weights, grams := self._new_grams(prefix), ranges)
         quantizer = LayerQuantizer(weights, self._rules, self._pool)
         finished: dict[str, PreparedTensor] = {}
         for linears in LINEAR_SETS:
@@ -89,9 +105,28 @@ class Calibrator:
                 folding = self._folding(linears, prefix, weights, names)
                 finished |= quantizer.run(names, grams[prefix + linears.modules[0]], folding)
                 finished |= folding.changed if folding is not None else {}
+            finished |= self._smooth(linears, prefix, weights, ranges)
             grams.pop(prefix + linears.modules[0], None)  # of a wide layer each takes hundreds of megabytes
-        if layer + 1 < self._runner.num_layers:
-            self._advance(layer, weights)
+        ranges = self._inputs.static_ranges(prefix)
+        if ranges or layer + 1 < self._runner.num_layers:
+            self._advance(layer, weights, ranges)
+        self._inputs.set_scales(ranges)
+        return finished
+
+    def _smooth(
+        self, linears: LinearSet, prefix: str, weights: dict[str, Float32], ranges: Ranges
+    ) -> dict[str, PreparedTensor]:
+        """Tensors of the set that the recipe smooths."""
+        finished: dict[str, PreparedTensor] = {}
+        for tensors in self._inputs.smoothed_sets(linears, prefix):
+            names = [tensor.info.name for tensor in tensors]
+            folding = self._folding(linears, prefix, weights, names) if tensors[0].folds_smoothing else None
+            if folding is None and tensors[0].folds_smoothing:
+                log.warning("%s: nothing before it can take up smoothing factors, so it is not smoothed", names[0])
+                continue
+            prepared, multiplier = smooth(tensors, weights, ranges.columns(names[0]), folding)
+            self._inputs.set_multiplier(names, multiplier)
+            finished |= prepared | (folding.changed if folding is not None else {})
         return finished
 
     def _by_rule(self, linears: LinearSet, prefix: str) -> list[list[str]]:
@@ -115,13 +150,14 @@ class Calibrator:
                 )
         return grams
 
-    def _see_inputs(self, layer: int, prefix: str, weights: dict[str, Float32], grams: dict[str, Gram]) -> None:
+    def _see_inputs(self, layer: int, weights: dict[str, Float32], grams: dict[str, Gram], ranges: Ranges) -> None:
         def observe(name: str, inputs: Float32) -> None:
+            ranges.observe(name, inputs)
             gram = grams.get(name.removesuffix(".weight"))
             if gram is not None:
                 gram.add(inputs)
 
-        if not grams:
+        if not grams and not ranges:
             return
         for window in self._hidden.windows:
             self._runner.run_layer(layer, weights, window, observe)
@@ -129,10 +165,10 @@ class Calibrator:
             if not np.isfinite(gram.mean_square).all():
                 raise QuantizeError(f"the inputs of {name} overflow float32 in calibration; is the checkpoint damaged?")
 
-    def _advance(self, layer: int, weights: dict[str, Float32]) -> None:
+    def _advance(self, layer: int, weights: dict[str, Float32], ranges: Ranges) -> None:
         windows = self._hidden.windows
         for window in range(len(windows)):
-            windows[window] = self._runner.run_layer(layer, weights, windows[window])
+            windows[window] = self._runner.run_layer(layer, weights, windows[window], ranges.observe)
 
     def _folding(
         self, linears: LinearSet, prefix: str, weights: dict[str, Float32], names: list[str]
@@ -140,7 +176,8 @@ class Calibrator:
         """Factors may go into a norm if all that read it have one rule, and into a linear that is rounded after it."""
         producer = prefix + linears.producer
         is_norm = weights[f"{producer}.weight"].ndim == 1
-        if len(names) < len(linears.modules) or not (is_norm or f"{producer}.weight" in self._rules):
+        is_changed = f"{producer}.weight" in self._rules or self._inputs.is_smoothed(f"{producer}.weight")
+        if len(names) < len(linears.modules) or not (is_norm or is_changed):
             return None
         stored = f"{producer}.weight" if is_norm else f"{producer}.bias"
         dtype = self._checkpoint.load_dtype(stored) if stored in weights else np.dtype(np.float32)

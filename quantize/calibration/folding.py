@@ -31,6 +31,12 @@ class Folding:
         means = np.bincount(self.channels, mean_square) / counts
         return means[self.channels].astype(np.float32)
 
+    def shared_largest(self, values: Float32) -> Float32:
+        """The largest of the columns that can only be scaled together, [in]."""
+        largest = np.zeros(int(self.channels.max()) + 1, np.float32)
+        np.maximum.at(largest, self.channels, values)
+        return largest[self.channels]
+
     def fold(self, factors: Float32) -> Float32:
         """Divide the producer's channels by ``factors`` [in]; return them as they really are, [in]."""
         by_channel = np.ones(int(self.channels.max()) + 1)

@@ -34,6 +34,7 @@ class Calibration:
         settings = tools.settings or recipe.calibration or CalibrationSettings()
         self._checkpoint = checkpoint
         self._planned = planned
+        self._kv_cache = recipe.kv_cache
         self._methods = {tensor.info.name: tensor.int4.method for tensor in planned if tensor.int4 is not None}
         self._runner = tools.make_runner(checkpoint)
         self._max_bytes = settings.max_activation_gb * 1e9
@@ -60,7 +61,7 @@ class Calibration:
         """``directory`` takes the file of activations, if there are many."""
         shape = (*self.sample.windows.shape, self._runner.hidden_size)
         hidden = HiddenStates((shape[0], shape[1], shape[2]), self._max_bytes, directory)
-        return Calibrator(self._checkpoint, self._planned, self._runner, self.sample, hidden, pool)
+        return Calibrator(self._checkpoint, self._planned, self._runner, self.sample, hidden, pool, self._kv_cache)
 
     def _estimate(self, settings: CalibrationSettings) -> CostEstimate:
         return estimate_cost(

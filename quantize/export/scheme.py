@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plansmith_errors import ExportError
+from quantize.activations import Activations, activations_of
 from quantize.checkpoint import Checkpoint
 from quantize.model_shape import FUSED_SETS, ModelShape
 
@@ -15,14 +16,23 @@ EXPORTED = ("int4", "int8", "fp8", "none")
 
 @dataclass(frozen=True)
 class LinearScheme:
-    """``group_size``: input columns that share a scale (int4, block formats). ``granularity``: of fp8's scales."""
+    """``group_size``: input columns that share a scale (int4, block formats). ``granularity``: of fp8's scales.
+
+    ``activations``: what happens to the inputs; ``has_pre_quant_scale``: they are multiplied by stored factors before.
+    """
 
     name: str
     group_size: int | None = None
     symmetric: bool = True
     granularity: str = "channel"
+    activations: Activations | None = None
+    has_pre_quant_scale: bool = False
 
     def __str__(self) -> str:
+        return self._weights if self.activations is None else f"{self._weights} with {self.activations}"
+
+    @property
+    def _weights(self) -> str:
         if self.name == "fp8" and self.granularity != "channel":
             return f"fp8 with one scale per {self.granularity}"
         if self.name != "int4":
@@ -34,10 +44,17 @@ NOT_QUANTIZED = LinearScheme("none")
 
 
 def scheme_of(entry: Mapping[str, Any]) -> LinearScheme:
-    """The scheme that an entry of ``quantization_config.tensors`` describes."""
+    """The scheme that an entry of ``quantization_config.tensors`` describes. Raises ValueError for odd activations."""
     name = str(entry.get("scheme", "none"))
     symmetric = name != "int4" or entry.get("symmetric") is True
-    return LinearScheme(name, entry.get("group_size"), symmetric, str(entry.get("granularity", "channel")))
+    return LinearScheme(
+        name,
+        entry.get("group_size"),
+        symmetric,
+        str(entry.get("granularity", "channel")),
+        activations_of(entry),
+        entry.get("pre_quant_scale") is True,
+    )
 
 
 def linear_schemes(checkpoint: Checkpoint, shape: ModelShape) -> dict[str, LinearScheme]:
@@ -49,6 +66,10 @@ def linear_schemes(checkpoint: Checkpoint, shape: ModelShape) -> dict[str, Linea
         scheme = schemes[name] = scheme_of(entries.get(name) or {})
         if scheme.name not in EXPORTED or scheme.granularity != "channel":
             raise ExportError(f"tensor {name!r} is {scheme}; exported are int4, int8 and fp8 with a scale per channel")
+        if scheme.activations is not None or scheme.has_pre_quant_scale:
+            raise ExportError(f"tensor {name!r} is {scheme}; quantized activations are not exported")
+    if "kv_cache" in config:
+        raise ExportError(f"the checkpoint has scales of the KV cache ({config['kv_cache']}); they are not exported")
     return schemes
 
 

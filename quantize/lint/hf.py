@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from quantize.activations import input_scale_name, kv_scale_name, pre_quant_scale_name
 from quantize.architectures import role_of
 from quantize.checkpoint import Checkpoint
 from quantize.dtypes import SOURCE_FLOATS
@@ -43,12 +44,26 @@ def expected_tensors(shape: ModelShape, scheme: HfScheme) -> dict[str, Expected]
         expected |= _stored(name, size, scheme)
     for name, linear in shape.linear_weights():
         expected |= _stored(name, (linear.out_features, linear.in_features), scheme)
+        expected |= _companions(name, linear.in_features, scheme)
         if scheme.allows_pre_quant_scale:
             module = name.removesuffix(".weight")
             expected[f"{module}.pre_quant_scale"] = Expected(SOURCE_FLOATS, (linear.in_features,), is_required=False)
     if shape.is_tied:  # some writers store the head again
         expected[LM_HEAD] = Expected(SOURCE_FLOATS, (shape.vocab_size, shape.hidden_size), is_required=False)
     return expected
+
+
+def _companions(name: str, num_inputs: int, scheme: HfScheme) -> dict[str, Expected]:
+    """What is stored of a linear's inputs, and of keys or values."""
+    own, found = scheme.of(name), {}
+    if own.activations is not None and own.activations.scale == "static":
+        found[input_scale_name(name)] = Expected(("float32",), (), is_scale=True)
+    if own.has_pre_quant_scale:
+        found[pre_quant_scale_name(name)] = Expected(("float32",), (num_inputs,), is_scale=True)
+    kv_scale = kv_scale_name(name)
+    if scheme.has_kv_scales and kv_scale is not None:
+        found[kv_scale] = Expected(("float32",), (), is_scale=True)
+    return found
 
 
 def _stored(name: str, size: tuple[int, ...], scheme: HfScheme) -> dict[str, Expected]:

@@ -25,6 +25,7 @@ class HfScheme:
     linears: LinearScheme = NOT_QUANTIZED
     ignored: frozenset[str] = frozenset()
     allows_pre_quant_scale: bool = False
+    has_kv_scales: bool = False
 
     def of(self, name: str) -> LinearScheme:
         """The scheme of the weight ``name``."""
@@ -57,11 +58,14 @@ def _neutral(checkpoint: Checkpoint, config: Mapping[str, Any]) -> HfScheme:
     entries = config.get("tensors")
     if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
         raise CheckpointError(f"{checkpoint.path}: quantization_config does not describe tensors as expected")
-    schemes = {name: scheme_of(entry) for name, entry in entries.items()}
+    try:
+        schemes = {name: scheme_of(entry) for name, entry in entries.items()}
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.path}: quantization_config: {error}") from None
     for name, scheme in schemes.items():
         if scheme.name not in NEUTRAL:
             raise CheckpointError(f"{checkpoint.path}: tensor {name!r} has the scheme {scheme.name!r}, unknown here")
-    return HfScheme(by_name=schemes)
+    return HfScheme(by_name=schemes, has_kv_scales="kv_cache" in config)
 
 
 def _compressed_tensors(checkpoint: Checkpoint, config: Mapping[str, Any]) -> HfScheme:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from plansmith_errors import BuildError, EngineError
 
 if TYPE_CHECKING:
     from builder.options import BuildOptions
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ def build(
     exact = options.precision == "exact"
     ops = OpenVinoOps(spec, weights, max_seq_len=max_seq_len, keep_float32=exact, on_weight=on_weight)
     logits = decoder(ops, spec)
+    _warn_of_floats(ops, weights)
     logits.output(0).get_tensor().set_names({"logits"})
     model = openvino.Model([logits.output(0)], ops.parameters.all(), spec.model_type)
     try:
@@ -64,3 +68,15 @@ def build(
     )
     stored = {scheme: stored_as(scheme, exact) for scheme, _ in sorted(weights.kinds, key=str)}
     return BuiltModel(properties, kv_cache, stored)
+
+
+def _warn_of_floats(ops: OpenVinoOps, weights: WeightSource) -> None:
+    """What the checkpoint was calibrated for and this target computes in floats."""
+    if ops.activations:
+        log.warning(
+            "the cpu target computes with float activations; %s of the checkpoint are not used",
+            ", ".join(sorted(ops.activations)),
+        )
+    kv_scales = weights.kv_scales(0)
+    if kv_scales is not None:
+        log.warning("the cpu target's KV cache is its own; the checkpoint's %s scales are not used", kv_scales[0])

@@ -43,6 +43,8 @@ class OpenVinoOps:
         self._keep_float32 = keep_float32
         self._on_weight = on_weight
         self._matrices: dict[str, Node] = {}
+        self._multipliers: dict[str, Node] = {}  # of the inputs of linears
+        self.activations: set[str] = set()  # that the checkpoint asks for and this target leaves in floats
 
     def embedding(self, weight: str) -> Node:
         from openvino import opset15 as op
@@ -53,7 +55,9 @@ class OpenVinoOps:
     def linear(self, x: Node, weight: str, bias: str | None = None) -> Node:
         from openvino import opset15 as op
 
-        product = op.matmul(x, self._matrix(weight), False, True)
+        matrix, multiplier = self._matrix(weight), self._multipliers.get(weight)
+        x = x if multiplier is None else op.multiply(x, multiplier)
+        product = op.matmul(x, matrix, False, True)
         product.set_friendly_name(weight)
         return product if bias is None else op.add(product, self._vector(bias))
 
@@ -121,7 +125,13 @@ class OpenVinoOps:
         # One constant for a tied embedding and lm_head.
         if name not in self._matrices:
             self._on_weight(name)
-            self._matrices[name] = weight_node(self._weights.matrix(name), name, keep_float32=self._keep_float32)
+            weight = self._weights.matrix(name)
+            self._matrices[name] = weight_node(weight, name, keep_float32=self._keep_float32)
+            if weight.activations is not None:
+                self.activations.add(str(weight.activations))
+            if weight.pre_quant_scale is not None:
+                values = np.ascontiguousarray(weight.pre_quant_scale).reshape(1, 1, -1)
+                self._multipliers[name] = named(values, name.removesuffix(".weight") + ".pre_quant_scale")
         return self._matrices[name]
 
     def _vector(self, name: str) -> Node:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from builder.model_spec import ModelSpec
 from builder.rope import rope_frequencies
+from builder.targets.reference.input_rounding import InputRounding
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,17 +18,27 @@ class EagerOps:
 
     positions: Tensor
 
-    def __init__(self, spec: ModelSpec, weights: Mapping[str, Tensor], max_seq_len: int) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Mapping[str, Tensor],
+        max_seq_len: int,
+        inputs: Mapping[str, InputRounding] | None = None,
+    ) -> None:
+        """``inputs``: what happens to the inputs of linears, by the names of their weights."""
         import torch
 
         self._spec = spec
         self._weights = weights
+        self._inputs = inputs or {}
         inverse, self._rope_factor = rope_frequencies(spec.rope, spec.head_dim, max_seq_len)
         self._inverse_frequencies = torch.from_numpy(inverse)
 
     def linear(self, x: Tensor, weight: str, bias: str | None = None) -> Tensor:
         from torch.nn import functional
 
+        rounding = self._inputs.get(weight)
+        x = x if rounding is None else rounding(x)
         return functional.linear(x, self._weights[weight], None if bias is None else self._weights[bias])
 
     def rms_norm(self, x: Tensor, weight: str, eps: float) -> Tensor:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from builder.model_spec import ModelSpec
 from builder.network.ops import AttentionSpec
 from builder.network.weights import WeightSource
 from builder.targets.reference.batch import Batch
 from builder.targets.reference.eager_ops import EagerOps
+from builder.targets.reference.input_rounding import InputRounding, input_rounding, kv_roundings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,9 +24,19 @@ class TorchOps(EagerOps):
     def __init__(self, spec: ModelSpec, weights: WeightSource, *, num_slots: int, max_seq_len: int) -> None:
         import torch
 
-        super().__init__(
-            spec, {name: torch.from_numpy(_float32(weights, name)) for name in weights.shapes}, max_seq_len
-        )
+        tensors: dict[str, Tensor] = {}
+        inputs: dict[str, InputRounding] = {}
+        for name, shape in weights.shapes.items():
+            if len(shape) == 1:
+                tensors[name] = _tensor(weights.vector(name))
+                continue
+            weight = weights.matrix(name)
+            tensors[name] = _tensor(weight.dequantize())
+            rounding = input_rounding(weight)
+            if rounding is not None:
+                inputs[name] = rounding
+        super().__init__(spec, tensors, max_seq_len, inputs)
+        self._kv_roundings = [kv_roundings(weights, layer) for layer in range(spec.num_layers)]
         # A slot is one token's place: block number * tokens_per_block + offset.
         shape = (spec.num_layers, num_slots, spec.num_kv_heads, spec.head_dim)
         self._keys, self._values = torch.zeros(shape), torch.zeros(shape)
@@ -43,8 +57,9 @@ class TorchOps(EagerOps):
         import torch
 
         keys, values = self._keys[attention.layer], self._values[attention.layer]
-        keys[self.batch.new_slots] = k
-        values[self.batch.new_slots] = v
+        round_key, round_value = self._kv_roundings[attention.layer]
+        keys[self.batch.new_slots] = round_key(k)
+        values[self.batch.new_slots] = round_value(v)
         outputs = [
             _attend(q[sequence.queries], keys[sequence.slots], values[sequence.slots], sequence.past_len, attention)
             for sequence in self.batch.sequences
@@ -70,8 +85,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, past_len: int, attention: Attention
     return torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
 
 
-def _float32(weights: WeightSource, name: str) -> object:
-    import numpy as np
+def _tensor(values: npt.NDArray[np.float32]) -> Tensor:
+    """A copy: a memory map is not writable, and torch warns of that."""
+    import torch
 
-    values = weights.vector(name) if len(weights.shapes[name]) == 1 else weights.matrix(name).dequantize()
-    return np.array(values, np.float32, order="C")  # a copy: a memory map is not writable, and torch warns of that
+    return torch.from_numpy(np.array(values, np.float32, order="C"))

@@ -40,6 +40,10 @@ class WindowOps(EagerOps):
         """Torch's own kernel: in blocks, so that no matrix of all scores is ever held."""
         from torch.nn import functional
 
+        if self._observe is not None:
+            prefix = f"model.layers.{attention.layer}.self_attn."
+            self._observe(f"{prefix}k_proj.k_scale", k.numpy())
+            self._observe(f"{prefix}v_proj.v_scale", v.numpy())
         group = attention.num_heads // attention.num_kv_heads
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)))
         window = attention.sliding_window

@@ -1,0 +1,67 @@
+"""SmoothQuant (arXiv 2211.10438): outliers of the inputs move into the weights, which round them with less harm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from quantize.calibration.folding import Folding
+from quantize.chunk_rounding import round_chunk
+from quantize.plan import PlannedTensor
+from quantize.prepared_tensor import PreparedTensor
+from quantize.quantized_tensor import QuantizedTensor
+from quantize.rounding import RoundedRows, fp8_scale
+
+Float32 = npt.NDArray[np.float32]
+
+_LARGEST_FACTOR = 1e4  # a column that is nearly always zero must not take all digits of the module before
+
+
+def smoothing_factors(weights: Sequence[Float32], largest_inputs: Float32, alpha: float) -> Float32:
+    """max|x|^alpha / max|W|^(1 - alpha) of every input column, [in]; 1 where either is zero.
+
+    ``weights`` [out, in] of the linears that read the inputs, ``largest_inputs`` [in].
+    """
+    largest_weights = np.max([np.abs(weight).max(axis=0) for weight in weights], axis=0)
+    known = (largest_inputs > 0) & (largest_weights > 0)
+    inputs, matrix = (np.where(known, values, 1).astype(np.float64) for values in (largest_inputs, largest_weights))
+    factors = np.clip(inputs**alpha / matrix ** (1 - alpha), 1 / _LARGEST_FACTOR, _LARGEST_FACTOR)
+    return np.where(known, factors, 1).astype(np.float32)
+
+
+def smooth(
+    tensors: Sequence[PlannedTensor], weights: dict[str, Float32], largest_inputs: Float32, folding: Folding | None
+) -> tuple[dict[str, PreparedTensor], Float32 | None]:
+    """Smooth and round linears that share an input, and put into ``weights`` what a reader will see.
+
+    ``folding``: where the factors go; None: they are returned, as [in] numbers to multiply the inputs with.
+    """
+    settings = tensors[0].inputs
+    alpha = settings.smoothing if settings is not None and settings.smoothing is not None else 0.0
+    names = [tensor.info.name for tensor in tensors]
+    if folding is not None:
+        shared = folding.shared_largest(largest_inputs)
+        factors = folding.fold(folding.shared_largest(smoothing_factors([weights[n] for n in names], shared, alpha)))
+    else:
+        factors = smoothing_factors([weights[name] for name in names], largest_inputs, alpha)
+    inverse = None if folding is not None else (1 / factors).astype(np.float32)
+    prepared = {}
+    for tensor, name in zip(tensors, names, strict=True):
+        scaled = weights[name] * (factors if inverse is None else 1 / inverse)
+        prepared[name], read = _rounded(tensor, scaled)
+        weights[name] = read if inverse is None else read * inverse
+    return prepared, inverse
+
+
+def _rounded(planned: PlannedTensor, weights: Float32) -> tuple[PreparedTensor, Float32]:
+    """fp8 and int8 of ``weights``, and back."""
+    is_whole = planned.floats is not None and planned.floats.granularity == "tensor"
+    scale = np.float32(fp8_scale(np.abs(weights).max())) if is_whole else None
+    # Only int4's scales may not fit their type.
+    rounded, norm = cast("tuple[RoundedRows, float]", round_chunk(weights, 0, planned, np.float32, scale))
+    scales = np.array(scale, np.float32) if rounded.scales is None else rounded.scales
+    read = QuantizedTensor(planned.scheme, weights.shape, rounded.values, scales).dequantize()
+    return PreparedTensor((rounded.values, scales), norm, rounded.squared_error), np.ascontiguousarray(read)
