@@ -18,8 +18,8 @@ def calibration_settings(
     """Those of the build file, or the recipe's. Raises ConfigError where a recipe would ignore them."""
     if override is not None and not recipe.is_calibrated:
         raise ConfigError(
-            f"quantize.calibration: recipe {recipe.name!r} is not calibrated; choose int4-importance, int4-awq or "
-            "int4-gptq, or leave the section out"
+            f"quantize.calibration: recipe {recipe.name!r} is not calibrated; choose one that is, such as int4-awq or "
+            "int8-sq, or leave the section out"
         )
     return override or recipe.calibration or quantize.CalibrationSettings()
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from builder.options import BuildOptions
 from plansmith_errors import ConfigError
 from quantize.calibration.settings import CalibrationSettings
+from quantize.recipe_files import relative_to
 from quantize.yaml_model import parse_yaml, read_yaml, validate
 from triton_repo.options import PackageOptions
 
@@ -20,7 +21,11 @@ class Section(BaseModel):
 
 
 class QuantizeSection(Section):
-    recipe: str = Field("int4-rtn", description="Name of a recipe that ships with Plansmith, or a path to one.")
+    recipe: str | dict[str, Any] = Field(
+        "int4-rtn",
+        description="Name of a recipe that ships with Plansmith, a path to one, or a recipe itself: with extends, "
+        "only what differs.",
+    )
     calibration: CalibrationSettings | None = Field(
         None, description="In place of the recipe's own; of calibrated recipes alone. Text relative to the build file."
     )
@@ -148,8 +153,7 @@ def _resolve_verify(section: VerifySection, folder: Path) -> VerifySection:
 
 def _resolve_quantize(section: QuantizeSection, folder: Path) -> QuantizeSection:
     changes: dict[str, Any] = {}
-    if section.recipe.endswith((".yaml", ".yml")):
-        changes["recipe"] = str(folder / section.recipe)
+    changes["recipe"] = relative_to(section.recipe, folder)
     if section.calibration is not None and section.calibration.text is not None:
         text = folder / section.calibration.text
         changes["calibration"] = section.calibration.model_copy(update={"text": text})

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from quantize.pipeline import quantize_checkpoint
     from quantize.proof import StoredWeight, checkpoint_weights, described_weights, scheme_totals, worst_weights
     from quantize.quantized_tensor import QuantizedTensor, load_weight
-    from quantize.recipe import Recipe, list_recipes, load_recipe
+    from quantize.recipe import Recipe
+    from quantize.recipe_files import list_recipes, load_recipe
     from quantize.report import QuantizeReport, TensorReport
 
 __all__ = [
@@ -60,7 +61,8 @@ _MODULES = {
         "worst_weights",
     ),
     "quantize.quantized_tensor": ("QuantizedTensor", "load_weight"),
-    "quantize.recipe": ("Recipe", "list_recipes", "load_recipe"),
+    "quantize.recipe": ("Recipe",),
+    "quantize.recipe_files": ("list_recipes", "load_recipe"),
     "quantize.report": ("QuantizeReport", "TensorReport"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

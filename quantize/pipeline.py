@@ -139,7 +139,9 @@ def _write_weights(
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file_name = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        with SafetensorsWriter(output / file_name, [spec for tensor in shard for spec in tensor.specs]) as writer:
+        with SafetensorsWriter(
+            output / file_name, [spec for tensor in shard for spec in (*tensor.specs, *tensor.companions)]
+        ) as writer:
             for tensor in shard:
                 prepared = calibrator.take(tensor.info.name) if calibrator is not None else None
                 if prepared is not None:

@@ -1,18 +1,14 @@
-"""Recipes: which scheme each weight matrix gets. The built-in ones are the YAML files of ``recipes/``."""
+"""Recipes: which scheme each weight matrix gets, and what happens to the inputs of the linears."""
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from plansmith_errors import ConfigError
 from quantize.activations import Activations, ActivationScale, ActivationScheme, KvScheme
 from quantize.calibration.settings import CalibrationSettings
-from quantize.yaml_model import read_yaml, validate
 
 SchemeName = Literal["int4", "int8", "fp8", "nvfp4", "mxfp4", "mxfp8", "none"]
 ScaleName = Literal["absmax", "mse", "four-over-six", "ceil", "ocp", "best-of-two"]
@@ -32,7 +28,6 @@ _OWNERS = {"group_size": ("int4",), "symmetric": ("int4",), "scale": tuple(SCALE
 _ACTIVATIONS: dict[str, tuple[str, ...]] = {"fp8": ("fp8",), "int4": ("fp8",), "int8": ("int8",), "nvfp4": ("nvfp4",)}
 # More than the 0.01 of GPTQ's paper, which has 262144 tokens: a few thousand say less of the inputs to come.
 _DAMPING = 0.05
-_DIRECTORY = Path(__file__).parent / "recipes"
 
 
 @dataclass(frozen=True)
@@ -254,28 +249,3 @@ class Recipe(BaseModel):
         another one and is recorded by itself.
         """
         return self.model_dump(mode="json", exclude_none=True, exclude={"calibration"})
-
-
-def list_recipes() -> list[str]:
-    """Names of the built-in recipes."""
-    return sorted(path.stem for path in _DIRECTORY.glob("*.yaml"))
-
-
-def load_recipe(name_or_path: str) -> Recipe:
-    """Read a built-in recipe by name, or a YAML file by path. Raises ConfigError."""
-    path = _DIRECTORY / f"{name_or_path}.yaml"
-    if name_or_path not in list_recipes():
-        path = Path(name_or_path)
-        if path.suffix not in (".yaml", ".yml"):
-            raise ConfigError(f"recipe {name_or_path!r} is unknown; {_suggest(name_or_path)}, or give a .yaml file")
-    recipe = validate(Recipe, read_yaml(path), str(path))
-    calibration = recipe.calibration
-    if calibration is None or calibration.text is None:
-        return recipe
-    text = path.parent / calibration.text  # an absolute path stays
-    return recipe.model_copy(update={"calibration": calibration.model_copy(update={"text": text})})
-
-
-def _suggest(name: str) -> str:
-    near = difflib.get_close_matches(name, list_recipes(), n=1, cutoff=0.4)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(list_recipes())}"

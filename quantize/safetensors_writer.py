@@ -77,6 +77,8 @@ class SafetensorsWriter:
     def close(self) -> None:
         """Write the header, padded with spaces as the format allows. Without this call the file is not valid."""
         header = _header(self._placed, self._format).ljust(self._header_bytes)
+        if len(header) > self._header_bytes:
+            raise ValueError(f"{self.path}: tensors were added that were not planned: {self._placed[-1][0].name}")
         os.pwrite(self._descriptor, struct.pack("<Q", self._header_bytes) + header, 0)
         self.abort()
 

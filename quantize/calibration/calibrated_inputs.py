@@ -51,11 +51,10 @@ class CalibratedInputs:
         scales = [kv_scale_name(name) for name in self._of_layer(prefix)]
         return Ranges([*wanted, *(scale for scale in scales if scale is not None and self._kv_largest is not None)])
 
-    def set_multiplier(self, weights: Iterable[str], multiplier: Float32 | None) -> None:
-        """What the inputs of these linears are multiplied with; None: nothing, the factors were folded."""
+    def set_multiplier(self, weights: Iterable[str], multiplier: Float32) -> None:
+        """What the inputs of these linears are multiplied with, [in]."""
         for name in weights:
-            if multiplier is not None:
-                self._multipliers[name] = self._values[pre_quant_scale_name(name)] = multiplier
+            self._multipliers[name] = self._values[pre_quant_scale_name(name)] = multiplier
 
     def set_scales(self, ranges: Ranges) -> None:
         """The static scales of a layer."""

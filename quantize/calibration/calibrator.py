@@ -23,7 +23,7 @@ from quantize.calibration.linear_sets import LINEAR_SETS, LinearSet
 from quantize.calibration.ranges import Ranges
 from quantize.calibration.runner import LayerRunner
 from quantize.calibration.sample import CalibrationSample
-from quantize.calibration.smoothing import smooth
+from quantize.calibration.smoothing import round_with, smooth, smooth_beside
 from quantize.checkpoint import Checkpoint
 from quantize.plan import PlannedTensor
 from quantize.prepared_tensor import PreparedTensor
@@ -120,13 +120,18 @@ class Calibrator:
         finished: dict[str, PreparedTensor] = {}
         for tensors in self._inputs.smoothed_sets(linears, prefix):
             names = [tensor.info.name for tensor in tensors]
-            folding = self._folding(linears, prefix, weights, names) if tensors[0].folds_smoothing else None
-            if folding is None and tensors[0].folds_smoothing:
-                log.warning("%s: nothing before it can take up smoothing factors, so it is not smoothed", names[0])
+            largest = ranges.columns(names[0])
+            if not tensors[0].folds_smoothing:
+                prepared, multiplier = smooth_beside(tensors, weights, largest)
+                self._inputs.set_multiplier(names, multiplier)
+                finished |= prepared
                 continue
-            prepared, multiplier = smooth(tensors, weights, ranges.columns(names[0]), folding)
-            self._inputs.set_multiplier(names, multiplier)
-            finished |= prepared | (folding.changed if folding is not None else {})
+            folding = self._folding(linears, prefix, weights, names)
+            if folding is not None:
+                finished |= smooth(tensors, weights, largest, folding) | folding.changed
+                continue
+            log.warning("%s: nothing before it can take up smoothing factors, so it is not smoothed", names[0])
+            finished |= round_with(tensors, weights, np.ones_like(largest), np.ones_like(largest))
         return finished
 
     def _by_rule(self, linears: LinearSet, prefix: str) -> list[list[str]]:

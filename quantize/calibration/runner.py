@@ -15,8 +15,8 @@ from quantize.checkpoint import Checkpoint
 
 Float32 = npt.NDArray[np.float32]
 Observe = Callable[[str, Float32], None]
-"""Called with the name of a linear's weight and its input [num_tokens, in]; with the name of a k_scale or v_scale and the
-keys after RoPE or the values, [num_tokens, num_kv_heads, head_dim]. The arrays are valid during the call."""
+"""Called with the name of a linear's weight and its input [num_tokens, in]; with the name of a k_scale or v_scale and
+the keys after RoPE or the values, [num_tokens, num_kv_heads, head_dim]. The arrays are valid during the call."""
 
 
 class LayerRunner(Protocol):

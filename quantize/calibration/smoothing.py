@@ -33,27 +33,42 @@ def smoothing_factors(weights: Sequence[Float32], largest_inputs: Float32, alpha
 
 
 def smooth(
-    tensors: Sequence[PlannedTensor], weights: dict[str, Float32], largest_inputs: Float32, folding: Folding | None
-) -> tuple[dict[str, PreparedTensor], Float32 | None]:
-    """Smooth and round linears that share an input, and put into ``weights`` what a reader will see.
+    tensors: Sequence[PlannedTensor], weights: dict[str, Float32], largest_inputs: Float32, folding: Folding
+) -> dict[str, PreparedTensor]:
+    """Smooth and round linears that share an input; the factors go where ``folding`` says.
 
-    ``folding``: where the factors go; None: they are returned, as [in] numbers to multiply the inputs with.
+    ``weights`` then hold what a reader of the checkpoint will see.
     """
-    settings = tensors[0].inputs
-    alpha = settings.smoothing if settings is not None and settings.smoothing is not None else 0.0
     names = [tensor.info.name for tensor in tensors]
-    if folding is not None:
-        shared = folding.shared_largest(largest_inputs)
-        factors = folding.fold(folding.shared_largest(smoothing_factors([weights[n] for n in names], shared, alpha)))
-    else:
-        factors = smoothing_factors([weights[name] for name in names], largest_inputs, alpha)
-    inverse = None if folding is not None else (1 / factors).astype(np.float32)
+    shared = folding.shared_largest(largest_inputs)
+    wanted = smoothing_factors([weights[name] for name in names], shared, _alpha(tensors[0]))
+    factors = folding.fold(folding.shared_largest(wanted))
+    return round_with(tensors, weights, factors, np.ones_like(factors))
+
+
+def smooth_beside(
+    tensors: Sequence[PlannedTensor], weights: dict[str, Float32], largest_inputs: Float32
+) -> tuple[dict[str, PreparedTensor], Float32]:
+    """The same with the factors left beside the weights; also returns what the inputs are multiplied with, [in]."""
+    factors = smoothing_factors([weights[tensor.info.name] for tensor in tensors], largest_inputs, _alpha(tensors[0]))
+    multiplier = (1 / factors).astype(np.float32)
+    return round_with(tensors, weights, 1 / multiplier, multiplier), multiplier
+
+
+def round_with(
+    tensors: Sequence[PlannedTensor], weights: dict[str, Float32], factors: Float32, multiplier: Float32
+) -> dict[str, PreparedTensor]:
+    """Round ``weights`` times ``factors`` [in]; they are read as what was rounded times ``multiplier`` [in]."""
     prepared = {}
-    for tensor, name in zip(tensors, names, strict=True):
-        scaled = weights[name] * (factors if inverse is None else 1 / inverse)
-        prepared[name], read = _rounded(tensor, scaled)
-        weights[name] = read if inverse is None else read * inverse
-    return prepared, inverse
+    for tensor in tensors:
+        name = tensor.info.name
+        prepared[name], read = _rounded(tensor, weights[name] * factors)
+        weights[name] = read * multiplier
+    return prepared
+
+
+def _alpha(planned: PlannedTensor) -> float:
+    return (planned.inputs and planned.inputs.smoothing) or 0.0
 
 
 def _rounded(planned: PlannedTensor, weights: Float32) -> tuple[PreparedTensor, Float32]:

@@ -30,7 +30,7 @@ class Calibration:
         self, checkpoint: Checkpoint, planned: Sequence[PlannedTensor], recipe: Recipe, tools: CalibrationTools | None
     ) -> None:
         if tools is None:
-            raise QuantizeError(f"recipe {recipe.name!r} is calibrated; pass calibration tools, or use method rtn")
+            raise QuantizeError(f"recipe {recipe.name!r} needs calibration; pass calibration tools")
         settings = tools.settings or recipe.calibration or CalibrationSettings()
         self._checkpoint = checkpoint
         self._planned = planned

@@ -38,7 +38,7 @@ def test_another_text_another_seed_and_other_samples_make_another_result(tmp_pat
 def test_recipes_without_calibration_depend_on_nothing_more() -> None:
     assert calibration_dependencies(PLAIN, None) == {}
     assert calibration_tools(PLAIN, None, Console(GlobalOptions())) is None
-    with pytest.raises(ConfigError, match="recipe 'int4-rtn' is not calibrated; choose int4-importance"):
+    with pytest.raises(ConfigError, match="recipe 'int4-rtn' is not calibrated; choose one that is"):
         calibration_tools(PLAIN, quantize.CalibrationSettings(), Console(GlobalOptions()))
 
 

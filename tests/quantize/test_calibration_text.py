@@ -96,6 +96,6 @@ def test_a_calibrated_recipe_needs_someone_who_runs_the_model(tmp_path: Path) ->
     from tiny_checkpoints import tiny_weights, write_safetensors
 
     source = write_safetensors(tmp_path / "s", tiny_weights())
-    with pytest.raises(QuantizeError, match="'t' is calibrated; pass calibration tools"):
+    with pytest.raises(QuantizeError, match="'t' needs calibration; pass calibration tools"):
         quantize.quantize_checkpoint(source, tmp_path / "out", CALIBRATED)
     assert not (tmp_path / "out").exists()
