@@ -146,7 +146,8 @@ def _plan_tensor(checkpoint: Checkpoint, info: TensorInfo, role: Role, recipe: R
         dtype = BFLOAT16 if recipe.keep_dtype == "bfloat16" else np.dtype(recipe.keep_dtype)
     companions = companion_specs(info, rule.inputs, recipe.kv_cache) if role == "linear" else ()
     specs = stored_specs(info, rule, dtype)
-    return PlannedTensor(info, rule.scheme, rule.int4, specs, rule.floats, inputs=rule.inputs, companions=companions)
+    int4 = None if rule.int4 is None else rule.int4.for_columns(info.shape[1])
+    return PlannedTensor(info, rule.scheme, int4, specs, rule.floats, inputs=rule.inputs, companions=companions)
 
 
 def _rule_for(name: str, role: Role, recipe: Recipe) -> WeightRule:

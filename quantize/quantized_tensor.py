@@ -158,10 +158,10 @@ def _load_float32(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> 
 def _load_int4(checkpoint: Checkpoint, name: str, values: npt.NDArray[Any], entry: dict[str, Any]) -> QuantizedTensor:
     group_size = entry.get("group_size")
     rows, columns = values.shape[0], values.shape[1] * 2
-    if group_size not in GROUP_SIZES or columns % group_size:
+    if group_size != columns and (group_size not in GROUP_SIZES or columns % group_size):
         raise CheckpointError(
             f"{checkpoint.path}: tensor {name!r} has {columns} columns in groups of {group_size!r}, "
-            f"expected groups of {', '.join(map(str, GROUP_SIZES))} that divide them"
+            f"expected groups of {', '.join(map(str, GROUP_SIZES))} that divide them, or all of them"
         )
     _expect(checkpoint, name, values, values.shape, ("uint8",))
     groups = (rows, columns // group_size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -17,6 +17,7 @@ Granularity = Literal["tensor", "channel", "block"]
 Rotation = Literal["r1", "r2"]
 KeepDtype = Literal["source", "float32", "float16", "bfloat16"]
 GROUP_SIZES = (32, 64, 128, 192)
+_CHANNEL = 0  # in place of a group size: all columns of the matrix, known when there is one
 BLOCK_SIZES: dict[str, int] = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}  # input columns that share a scale
 FP8_BLOCK = 128  # rows and columns
 SCALES: dict[str, tuple[ScaleName, ...]] = {  # of a scheme, its default first
@@ -42,6 +43,10 @@ class Int4Settings:
     @property
     def is_calibrated(self) -> bool:
         return self.method != "rtn"
+
+    def for_columns(self, columns: int) -> Int4Settings:
+        """These settings for a matrix [out, columns], each of whose rows may be one group."""
+        return replace(self, group_size=columns) if self.group_size == _CHANNEL else self
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,8 @@ class WeightRule(BaseModel):
         description="int4 in groups; int8 per output channel; fp8 (e4m3); nvfp4, mxfp4, mxfp8 in blocks; "
         "none: kept as it is"
     )
-    group_size: Literal[32, 64, 128, 192] | None = Field(
-        default=None, description="int4: input columns that share a scale; default 128"
+    group_size: Literal[32, 64, 128, 192, "channel"] | None = Field(
+        default=None, description="int4: input columns that share a scale; channel: all of a row; default 128"
     )
     symmetric: bool | None = Field(default=None, description="int4: no zero points; default true")
     scale: ScaleName | None = Field(
@@ -156,7 +161,7 @@ class WeightRule(BaseModel):
             return None
         method = self.method or "rtn"
         return Int4Settings(
-            self.group_size or 128,
+            _CHANNEL if self.group_size == "channel" else self.group_size or 128,
             self.symmetric is not False,
             self.scale or ("absmax" if method == "rtn" else "mse"),
             method,

@@ -22,7 +22,7 @@ def stored_specs(info: TensorInfo, rule: WeightRule, kept_dtype: np.dtype[np.gen
     if rule.scheme == "none":
         return (TensorSpec(name, kept_dtype, shape),)
     if rule.int4 is not None:
-        return _int4(name, shape, rule.int4)
+        return _int4(name, shape, rule.int4.for_columns(shape[1]))
     if rule.floats is None:
         return TensorSpec(name, _INT8, shape), TensorSpec(f"{name}_scale", _FLOAT32, (shape[0], 1))
     if rule.scheme == "fp8":
@@ -74,13 +74,19 @@ def _blocks(name: str, shape: tuple[int, int], scheme: str) -> Specs:
 
 
 def _check_group(name: str, columns: int, group_size: int) -> None:
+    if columns % 2:
+        raise QuantizeError(
+            f"tensor {name!r} has {columns} input columns, an odd number, and int4 packs columns in pairs; "
+            "give this tensor int8 or fp8 through overrides"
+        )
     if columns % group_size == 0:
         return
     fitting = [str(size) for size in GROUP_SIZES if columns % size == 0]
     advice = (
         f"group sizes that do: {', '.join(fitting)}"
         if fitting
-        else f"none of {', '.join(map(str, GROUP_SIZES))} does; give this tensor int8 or fp8 through overrides"
+        else f"none of {', '.join(map(str, GROUP_SIZES))} does; give this tensor int8 or fp8 through overrides, "
+        "or use group_size channel"
     )
     raise QuantizeError(
         f"tensor {name!r} has {columns} input columns, which group_size {group_size} does not divide; {advice}"

@@ -18,6 +18,8 @@ def compile_properties(precision: Literal["fast", "exact"], int4_group_sizes: It
     "fast" quantizes activations to int8 in groups. A group must lie within the weights' int4 groups: one twice as wide
     made prefill three times slower, one half as wide 15%.
     """
+    from quantize.recipe import GROUP_SIZES
+
     if precision == "exact":
         return {
             "INFERENCE_PRECISION_HINT": "f32",
@@ -25,6 +27,10 @@ def compile_properties(precision: Literal["fast", "exact"], int4_group_sizes: It
             "KV_CACHE_PRECISION": "f32",
         }
     group = math.gcd(*int4_group_sizes) or _WIDEST_DYNAMIC_GROUP
+    if group not in GROUP_SIZES:  # rows that are one group each: a part of them that kernels have
+        group = math.gcd(group, _WIDEST_DYNAMIC_GROUP)
+    if group < min(GROUP_SIZES):
+        group = 0  # activations stay floats
     return {"KV_CACHE_PRECISION": "u8", "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(group)}
 
 
