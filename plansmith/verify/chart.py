@@ -50,7 +50,7 @@ def make_chart(weights: list[dict[str, Any]]) -> Chart:
     num_layers = 1 + max((layer for _, layer in places), default=0)
     pitch = (WIDTH - LABEL_WIDTH - _RIGHT) / num_layers
     largest = max((weight["relative_error"] for weight in weights), default=0.0)
-    kinds = list(dict.fromkeys(kind_of(weight) for weight in weights))
+    kinds = list(dict.fromkeys(weight["kind"] for weight in weights))
     colours = {kind: _COLOURS[index % len(_COLOURS)] for index, kind in enumerate(kinds)}
     rows: dict[str, list[Bar]] = {}
     for weight, (module, layer) in zip(weights, places, strict=True):
@@ -60,8 +60,8 @@ def make_chart(weights: list[dict[str, Any]]) -> Chart:
             y=round(ROW_HEIGHT - height, 2),
             width=round(min(0.8 * pitch, _WIDEST_BAR), 2),
             height=round(height, 2),
-            colour=colours[kind_of(weight)],
-            title=f"{weight['name']}: {kind_of(weight)}, {weight['bits_per_weight']:.2f} bits per weight, "
+            colour=colours[weight["kind"]],
+            title=f"{weight['name']}: {weight['kind']}, {weight['bits_per_weight']:.2f} bits per weight, "
             f"relative error {weight['relative_error']:.4f}",
         )
         rows.setdefault(module, []).append(bar)
@@ -74,11 +74,6 @@ def make_chart(weights: list[dict[str, Any]]) -> Chart:
         tuple(ticks),
         tuple((colours[kind], kind) for kind in kinds),
     )
-
-
-def kind_of(weight: dict[str, Any]) -> str:
-    """The scheme with its group size, as StoredWeight.kind."""
-    return weight["scheme"] if weight["group_size"] is None else f"{weight['scheme']} g{weight['group_size']}"
 
 
 def _place(name: str) -> tuple[str, int]:

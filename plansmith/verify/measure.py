@@ -66,7 +66,9 @@ def describe_weights(weights: list[StoredWeight]) -> dict[str, Any]:
         "schemes": [
             {**asdict(total), "bits_per_weight": total.bits_per_weight} for total in quantize.scheme_totals(weights)
         ],
-        "weights": [{**asdict(weight), "bits_per_weight": weight.bits_per_weight} for weight in weights],
+        "weights": [
+            {**asdict(weight), "kind": weight.kind, "bits_per_weight": weight.bits_per_weight} for weight in weights
+        ],
     }
 
 

@@ -46,7 +46,7 @@ def render_page(report: dict[str, Any]) -> str:
     weights = [
         {
             "name": weight["name"],
-            "kind": chart.kind_of(weight),
+            "kind": weight["kind"],
             "stored": human_bytes(weight["nbytes"]),
             "bits": f"{weight['bits_per_weight']:.2f}",
             "error": f"{weight['relative_error']:.4f}",

@@ -87,5 +87,5 @@ def scheme_rows(schemes: list[dict[str, Any]]) -> list[list[str]]:
 def worst_table(weights: list[dict[str, Any]]) -> str:
     """The weights with the largest errors."""
     worst = sorted(weights, key=lambda weight: -weight["relative_error"])[:_NUM_WORST]
-    rows = [[w["name"], w["scheme"], f"{w['bits_per_weight']:.2f}", f"{w['relative_error']:.4f}"] for w in worst]
+    rows = [[w["name"], w["kind"], f"{w['bits_per_weight']:.2f}", f"{w['relative_error']:.4f}"] for w in worst]
     return table(["largest errors", "scheme", "bits per weight", "relative error"], rows)

@@ -17,6 +17,7 @@ def weight(name, error=0.1, scheme="int4", group_size=64):
         "name": name,
         "scheme": scheme,
         "group_size": group_size,
+        "kind": scheme if group_size is None else f"{scheme} g{group_size}",
         "num_weights": 1000,
         "nbytes": 547,
         "bits_per_weight": 4.376,
