@@ -8,17 +8,21 @@ from typing import Any
 
 from builder.config_reader import ConfigReader
 from builder.rope_spec import RopeSpec, read_rope
-from plansmith_errors import BuildError
+from plansmith_errors import BuildError, CheckpointError
+from quantize.mixture import MIXTURE_TYPES, Mixture
 
 _MOST_LAYERS = 10_000
-SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
 _QWEN_MAX_WINDOW_LAYERS = 28  # of transformers' Qwen2Config and Qwen3Config, where the key is absent
 _MISTRAL_SLIDING_WINDOW = 4096  # of transformers' MistralConfig, where the key is absent
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """A pre-norm decoder with grouped-query attention and a gated SiLU MLP. Sizes are in elements."""
+    """A pre-norm decoder with grouped-query attention and a gated SiLU MLP, or experts that are such MLPs.
+
+    Sizes are in elements.
+    """
 
     model_type: str
     hidden_size: int
@@ -38,6 +42,7 @@ class ModelSpec:
     rope: RopeSpec
     sliding_windows: tuple[int | None, ...]  # of each layer, in tokens, the query's own included; None: full attention
     eos_token_ids: tuple[int, ...]
+    mixture: Mixture | None = None  # of models with experts
 
     @property
     def lm_head_name(self) -> str:
@@ -51,7 +56,7 @@ class ModelSpec:
         _refuse_other_features(reader)
         num_heads = reader.integer("num_attention_heads")
         num_layers = reader.integer("num_hidden_layers", maximum=_MOST_LAYERS)
-        attention_bias = model_type in ("llama", "qwen3") and reader.boolean("attention_bias", False)
+        attention_bias = model_type in ("llama", "qwen3", "qwen3_moe") and reader.boolean("attention_bias", False)
         return cls(
             model_type=model_type,
             hidden_size=reader.integer("hidden_size"),
@@ -62,15 +67,16 @@ class ModelSpec:
             head_dim=_head_dim(reader, model_type, num_heads),
             vocab_size=reader.integer("vocab_size"),
             max_position_embeddings=reader.integer("max_position_embeddings"),
-            rms_norm_eps=reader.positive_float("rms_norm_eps", 1e-6),
+            rms_norm_eps=reader.positive_float("rms_norm_eps", 1e-5 if model_type == "mixtral" else 1e-6),
             qkv_bias=model_type == "qwen2" or attention_bias,
             o_bias=attention_bias,
             mlp_bias=model_type == "llama" and reader.boolean("mlp_bias", False),
-            qk_norm=model_type == "qwen3",
+            qk_norm=model_type in ("qwen3", "qwen3_moe"),
             tie_word_embeddings=reader.boolean("tie_word_embeddings", False),
             rope=read_rope(reader),
             sliding_windows=_sliding_windows(reader, model_type, num_layers),
             eos_token_ids=_eos_token_ids(reader),
+            mixture=_mixture(reader),
         )
 
 
@@ -86,9 +92,19 @@ def _refuse_other_features(reader: ConfigReader) -> None:
     activation = reader.get("hidden_act") or "silu"
     if activation not in ("silu", "swish"):
         raise BuildError(f"{reader.where}: hidden_act {activation!r} is not supported; supported: silu")
-    for key in ("num_local_experts", "num_experts", "attn_logit_softcapping", "final_logit_softcapping"):
+    experts = () if reader.get("model_type") in MIXTURE_TYPES else ("num_local_experts", "num_experts")
+    for key in (*experts, "attn_logit_softcapping", "final_logit_softcapping"):
         if reader.get(key):
-            raise BuildError(f"{reader.where}: {key} is {reader.get(key)!r}; dense models without it are supported")
+            raise BuildError(
+                f"{reader.where}: {key} is {reader.get(key)!r}; models of this type without it are supported"
+            )
+
+
+def _mixture(reader: ConfigReader) -> Mixture | None:
+    try:
+        return Mixture.from_config(reader.config, reader.where)
+    except CheckpointError as error:
+        raise BuildError(str(error)) from None
 
 
 def _num_kv_heads(reader: ConfigReader, model_type: str, num_heads: int) -> int:
@@ -120,6 +136,11 @@ def _sliding_windows(reader: ConfigReader, model_type: str, num_layers: int) -> 
         absent = "sliding_window" not in reader.config
         window = _MISTRAL_SLIDING_WINDOW if absent else _optional_window(reader)
         return (window,) * num_layers
+    if model_type == "mixtral":
+        return (_optional_window(reader),) * num_layers
+    if model_type == "qwen3_moe":  # unlike Qwen3's dense models, all layers or none
+        slides = reader.boolean("use_sliding_window", False)
+        return (_optional_window(reader) if slides else None,) * num_layers
     window = _optional_window(reader) if reader.boolean("use_sliding_window", False) else None
     return tuple(window if sliding else None for sliding in _sliding_layers(reader, num_layers))
 

@@ -9,7 +9,7 @@ from builder.config_reader import ConfigReader
 from plansmith_errors import BuildError
 
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
-_DEFAULT_THETA = 10000.0  # of every supported family in transformers
+_DEFAULT_THETA, _MIXTRAL_THETA = 10000.0, 1e6  # of the families in transformers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +56,11 @@ def read_rope(config: ConfigReader) -> RopeSpec:
             f"{config.where}: partial_rotary_factor is {partial!r}; only a full rotation (1.0) is supported"
         )
     limit = config.integer("max_position_embeddings")
+    theta = _MIXTRAL_THETA if config.get("model_type") == "mixtral" else _DEFAULT_THETA
     top_level = config.get("original_max_position_embeddings") and config.integer("original_max_position_embeddings")
     spec = RopeSpec(
         rope_type=rope_type,
-        theta=scaling.optional_float("rope_theta") or config.positive_float("rope_theta", _DEFAULT_THETA),
+        theta=scaling.optional_float("rope_theta") or config.positive_float("rope_theta", theta),
         max_position_embeddings=limit,
         original_max_position_embeddings=top_level or scaling.integer("original_max_position_embeddings", limit),
         factor=_factor(scaling, rope_type),

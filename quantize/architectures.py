@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 from plansmith_errors import CheckpointError
 from quantize.checkpoint import Checkpoint
+from quantize.mixture import MIXTURE_TYPES, Mixture
 
-Role = Literal["linear", "embeddings", "lm_head", "vector", "derived"]
+Role = Literal["linear", "router", "embeddings", "lm_head", "vector", "derived"]
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", *MIXTURE_TYPES)
 _LINEARS = (
     "self_attn.q_proj",
     "self_attn.k_proj",
@@ -28,6 +29,9 @@ _FUSED = (
     ("mlp.gate_proj", "mlp.up_proj"),
 )
 _LAYER_TENSOR = re.compile(r"model\.layers\.\d+\.(.+)\.(weight|bias)")
+_EXPERT_LINEAR = re.compile(r"(block_sparse_moe\.experts\.\d+\.)(w[123])|(mlp\.experts\.\d+\.)((?:gate|up|down)_proj)")
+_ROUTERS = ("block_sparse_moe.gate", "mlp.gate")
+_FUSED_IN_EXPERT = (("w1", "w3"), ("gate_proj", "up_proj"))
 
 
 def role_of(name: str) -> Role | None:
@@ -46,6 +50,8 @@ def role_of(name: str) -> Role | None:
     module, kind = match.groups()
     if module in _LINEARS:
         return "linear" if kind == "weight" else "vector"
+    if kind == "weight" and (module in _ROUTERS or _EXPERT_LINEAR.fullmatch(module)):
+        return "router" if module in _ROUTERS else "linear"
     return "vector" if module in (*_NORMS, *_QK_NORMS) and kind == "weight" else None
 
 
@@ -56,6 +62,11 @@ def fused_set(name: str) -> tuple[str, ...]:
             if name.endswith(f".{module}.weight"):
                 prefix = name.removesuffix(f"{module}.weight")
                 return tuple(f"{prefix}{other}.weight" for other in modules)
+    if ".experts." in name:  # run-times stack a layer's experts, each with scales of its own
+        prefix, module, kind = name.rsplit(".", 2)
+        for modules in _FUSED_IN_EXPERT:
+            if module in modules:
+                return tuple(f"{prefix}.{other}.{kind}" for other in modules)
     return (name,)
 
 
@@ -66,25 +77,44 @@ def check_complete(checkpoint: Checkpoint) -> None:
         raise CheckpointError(
             f"{checkpoint.path}: model_type {model_type!r} is not supported; supported: {', '.join(MODEL_TYPES)}"
         )
-    unknown = [name for name in checkpoint.names() if role_of(name) is None]
+    required = _required(checkpoint, str(model_type))
+    unknown = [name for name in checkpoint.names() if role_of(name) is None or _is_stray(name, required)]
     if unknown:
         raise CheckpointError(
             f"{checkpoint.path}: tensor {unknown[0]!r} ({len(unknown)} such) belongs to no {model_type} model"
         )
     present = set(checkpoint.names())
-    missing = [name for name in _required(checkpoint, str(model_type)) if name not in present]
+    missing = [name for name in required if name not in present]
     if missing:
         raise CheckpointError(
             f"{checkpoint.path}: tensor {missing[0]!r} is missing ({len(missing)} of them are); download it again"
         )
 
 
-def _required(checkpoint: Checkpoint, model_type: str) -> list[str]:
-    modules = [*_LINEARS, *_NORMS, *(_QK_NORMS if model_type == "qwen3" else ())]
-    layers = range(_num_layers(checkpoint.config, len(checkpoint), str(checkpoint.path)))
-    names = [f"model.layers.{layer}.{module}.weight" for layer in layers for module in modules]
+def _is_stray(name: str, required: dict[str, None]) -> bool:
+    """A router or an expert where the config has none."""
+    return (".experts." in name or role_of(name) == "router") and name not in required
+
+
+def _required(checkpoint: Checkpoint, model_type: str) -> dict[str, None]:
+    """Names, in order."""
+    source = str(checkpoint.path)
+    num_layers = _num_layers(checkpoint.config, len(checkpoint), source)
+    mixture = Mixture.from_config(checkpoint.config, f"{source}: config.json")
+    names = ["model.embed_tokens.weight"]
+    for layer in range(num_layers):
+        for module in _layer_modules(model_type, mixture, layer):
+            names.append(f"model.layers.{layer}.{module}.weight")
     head = [] if checkpoint.is_tied else ["lm_head.weight"]
-    return ["model.embed_tokens.weight", *names, "model.norm.weight", *head]
+    return dict.fromkeys([*names, "model.norm.weight", *head])
+
+
+def _layer_modules(model_type: str, mixture: Mixture | None, layer: int) -> list[str]:
+    others = [*_NORMS, *(_QK_NORMS if model_type in ("qwen3", "qwen3_moe") else ())]
+    if mixture is None or not mixture.sparse_layers[layer]:
+        return [*_LINEARS, *others]
+    attention = [module for module in _LINEARS if module.startswith("self_attn.")]
+    return [*attention, *others, mixture.router, *(module for expert in mixture.experts for module in expert)]
 
 
 def _num_layers(config: dict[str, Any], num_tensors: int, source: str) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from plansmith_errors import CheckpointError
 from quantize.architectures import MODEL_TYPES
+from quantize.mixture import Mixture
 
 EMBEDDINGS = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -46,6 +48,7 @@ class ModelShape:
     mlp_bias: bool
     qk_norm: bool
     is_tied: bool
+    mixture: Mixture | None = None  # of models with experts
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], source: str) -> ModelShape:
@@ -56,7 +59,7 @@ class ModelShape:
                 f"{source}: model_type {model_type!r} is not supported; supported: {', '.join(MODEL_TYPES)}"
             )
         hidden_size, num_heads = _size(config, "hidden_size", source), _size(config, "num_attention_heads", source)
-        attention_bias = model_type in ("llama", "qwen3") and _flag(config, "attention_bias", source)
+        attention_bias = model_type in ("llama", "qwen3", "qwen3_moe") and _flag(config, "attention_bias", source)
         shape = cls(
             model_type=model_type,
             hidden_size=hidden_size,
@@ -69,8 +72,9 @@ class ModelShape:
             qkv_bias=model_type == "qwen2" or attention_bias,
             o_bias=attention_bias,
             mlp_bias=model_type == "llama" and _flag(config, "mlp_bias", source),
-            qk_norm=model_type == "qwen3",
+            qk_norm=model_type in ("qwen3", "qwen3_moe"),
             is_tied=_flag(config, "tie_word_embeddings", source),
+            mixture=Mixture.from_config(config, source),
         )
         if shape.num_heads % shape.num_kv_heads:
             raise CheckpointError(
@@ -80,7 +84,7 @@ class ModelShape:
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        """The linear layers of every decoder layer, in the order of use."""
+        """The linear layers of every dense decoder layer, in the order of use."""
         hidden, q_size, kv_size = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         return (
             Linear("self_attn.q_proj", q_size, hidden, self.qkv_bias),
@@ -98,10 +102,32 @@ class ModelShape:
         norms = {"input_layernorm": self.hidden_size, "post_attention_layernorm": self.hidden_size}
         return norms | {f"self_attn.{name}": self.head_dim for name in ("q_norm", "k_norm") if self.qk_norm}
 
+    def linears_of(self, layer: int) -> tuple[Linear, ...]:
+        """The linear layers of one decoder layer, in the order of use; its router is none of them."""
+        if self.mixture is None or not self.mixture.sparse_layers[layer]:
+            return self.linears
+        attention = tuple(linear for linear in self.linears if linear.module.startswith("self_attn."))
+        return attention + self._expert_linears
+
+    @cached_property
+    def _expert_linears(self) -> tuple[Linear, ...]:
+        if self.mixture is None:
+            return ()
+        hidden, size = self.hidden_size, self.mixture.intermediate_size
+        return tuple(
+            linear
+            for gate, up, down in self.mixture.experts
+            for linear in (
+                Linear(gate, size, hidden, False),
+                Linear(up, size, hidden, False),
+                Linear(down, hidden, size, False),
+            )
+        )
+
     def linear_weights(self) -> Iterator[tuple[str, Linear]]:
         """The name of every linear weight of the decoder, and its layer."""
         for layer in range(self.num_layers):
-            for linear in self.linears:
+            for linear in self.linears_of(layer):
                 yield f"model.layers.{layer}.{linear.module}.weight", linear
 
     def other_tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -111,7 +137,9 @@ class ModelShape:
             prefix = f"model.layers.{layer}."
             for norm, size in self.norms.items():
                 yield f"{prefix}{norm}.weight", (size,)
-            for linear in self.linears:
+            if self.mixture is not None and self.mixture.sparse_layers[layer]:
+                yield f"{prefix}{self.mixture.router}.weight", (self.mixture.num_experts, self.hidden_size)
+            for linear in self.linears_of(layer):
                 if linear.has_bias:
                     yield f"{prefix}{linear.module}.bias", (linear.out_features,)
         yield FINAL_NORM, (self.hidden_size,)

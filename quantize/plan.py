@@ -19,6 +19,7 @@ from quantize.safetensors_writer import TensorSpec
 from quantize.stored_specs import companion_specs, stored_specs
 
 log = logging.getLogger(__name__)
+_KEPT = WeightRule(scheme="none")
 
 
 @dataclass(frozen=True)
@@ -115,11 +116,11 @@ def _check_tied(checkpoint: Checkpoint, recipe: Recipe) -> None:
 
 
 def _check_overrides(checkpoint: Checkpoint, recipe: Recipe) -> None:
-    matrices = [info.name for info in checkpoint if len(info.shape) == 2]
+    matrices = [info.name for info in checkpoint if len(info.shape) == 2 and role_of(info.name) != "router"]
     for override in recipe.overrides:
         if not any(fnmatchcase(name, override.match) for name in matrices):
             raise QuantizeError(
-                f"recipe {recipe.name!r}: the override {override.match!r} matches no matrix; "
+                f"recipe {recipe.name!r}: the override {override.match!r} matches no matrix that is quantized; "
                 f"names look like {matrices[-1]!r}"
             )
 
@@ -151,6 +152,8 @@ def _plan_tensor(checkpoint: Checkpoint, info: TensorInfo, role: Role, recipe: R
 
 
 def _rule_for(name: str, role: Role, recipe: Recipe) -> WeightRule:
+    if role == "router":  # a token sent to the wrong experts costs more than these few weights could save
+        return _KEPT
     for override in reversed(recipe.overrides):
         if fnmatchcase(name, override.match):
             return override

@@ -1,8 +1,9 @@
-"""The decoder of llama, mistral, qwen2 and qwen3, for every target."""
+"""The decoder of llama, mistral, mixtral, qwen2, qwen3 and qwen3_moe, for every target."""
 
 from __future__ import annotations
 
 from builder.model_spec import ModelSpec
+from builder.network.moe import sparse_mlp
 from builder.network.ops import AttentionSpec, NetworkOps, T
 
 
@@ -22,7 +23,7 @@ def decoder_layer(ops: NetworkOps[T], spec: ModelSpec, layer: int, hidden: T) ->
     normed = ops.rms_norm(hidden, prefix + "input_layernorm.weight", spec.rms_norm_eps)
     hidden = ops.add(hidden, attention(ops, spec, layer, normed))
     normed = ops.rms_norm(hidden, prefix + "post_attention_layernorm.weight", spec.rms_norm_eps)
-    return ops.add(hidden, gated_mlp(ops, spec, prefix + "mlp.", normed))
+    return ops.add(hidden, mlp(ops, spec, layer, normed))
 
 
 def attention(ops: NetworkOps[T], spec: ModelSpec, layer: int, x: T) -> T:
@@ -39,6 +40,13 @@ def attention(ops: NetworkOps[T], spec: ModelSpec, layer: int, x: T) -> T:
 
 def attention_spec(spec: ModelSpec, layer: int) -> AttentionSpec:
     return AttentionSpec(layer, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.sliding_windows[layer])
+
+
+def mlp(ops: NetworkOps[T], spec: ModelSpec, layer: int, x: T) -> T:
+    prefix = f"model.layers.{layer}."
+    if spec.mixture is not None and spec.mixture.sparse_layers[layer]:
+        return sparse_mlp(ops, spec.mixture, prefix, x)
+    return gated_mlp(ops, spec, prefix + "mlp.", x)
 
 
 def gated_mlp(ops: NetworkOps[T], spec: ModelSpec, prefix: str, x: T) -> T:

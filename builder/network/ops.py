@@ -7,6 +7,7 @@ are named as in the Hugging Face checkpoint; nodes of matrix products carry the 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -65,6 +66,20 @@ class NetworkOps(Protocol[T]):
     def multiply(self, a: T, b: T) -> T: ...
 
     def silu(self, x: T) -> T: ...
+
+    def route(self, scores: T, experts_per_token: int, *, normalizes: bool) -> T:
+        """Softmax of ``scores`` [num_tokens, num_experts] where it is among the token's largest, else 0.
+
+        ``normalizes``: the shares of a token's experts are divided by their sum.
+        """
+        ...
+
+    def mix_experts(self, x: T, shares: T, experts: Sequence[Callable[[T], T]]) -> T:
+        """The sum of ``experts[e](x)``, each token's times its share ``shares[:, e]``: [num_tokens, hidden_size].
+
+        An expert may be computed for the tokens alone whose share is above 0.
+        """
+        ...
 
     def gather_logits_rows(self, x: T) -> T:
         """The rows named by the step's ``logits_indices``: [num_logits, features]."""

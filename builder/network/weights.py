@@ -30,22 +30,21 @@ def expected_weights(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Name and logical shape of every weight of the decoder, in the order of use."""
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (spec.vocab_size, spec.hidden_size)}
     for layer in range(spec.num_layers):
-        shapes |= _layer_weights(spec, f"model.layers.{layer}.")
+        shapes |= _layer_weights(spec, layer)
     shapes["model.norm.weight"] = (spec.hidden_size,)
     shapes[spec.lm_head_name] = (spec.vocab_size, spec.hidden_size)
     return shapes
 
 
-def _layer_weights(spec: ModelSpec, prefix: str) -> dict[str, tuple[int, ...]]:
+def _layer_weights(spec: ModelSpec, layer: int) -> dict[str, tuple[int, ...]]:
+    prefix = f"model.layers.{layer}."
     hidden, q_size, kv_size = spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     linears = {
         "self_attn.q_proj": (q_size, hidden, spec.qkv_bias),
         "self_attn.k_proj": (kv_size, hidden, spec.qkv_bias),
         "self_attn.v_proj": (kv_size, hidden, spec.qkv_bias),
         "self_attn.o_proj": (hidden, q_size, spec.o_bias),
-        "mlp.gate_proj": (spec.intermediate_size, hidden, spec.mlp_bias),
-        "mlp.up_proj": (spec.intermediate_size, hidden, spec.mlp_bias),
-        "mlp.down_proj": (hidden, spec.intermediate_size, spec.mlp_bias),
+        **_mlp_linears(spec, layer),
     }
     norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
     if spec.qk_norm:
@@ -56,6 +55,22 @@ def _layer_weights(spec: ModelSpec, prefix: str) -> dict[str, tuple[int, ...]]:
         if has_bias:
             shapes[f"{prefix}{name}.bias"] = (rows,)
     return shapes
+
+
+def _mlp_linears(spec: ModelSpec, layer: int) -> dict[str, tuple[int, int, bool]]:
+    """Rows, columns and whether there is a bias, by module; of all experts where the layer has some."""
+    hidden, mixture = spec.hidden_size, spec.mixture
+    if mixture is None or not mixture.sparse_layers[layer]:
+        return {
+            "mlp.gate_proj": (spec.intermediate_size, hidden, spec.mlp_bias),
+            "mlp.up_proj": (spec.intermediate_size, hidden, spec.mlp_bias),
+            "mlp.down_proj": (hidden, spec.intermediate_size, spec.mlp_bias),
+        }
+    linears = {mixture.router: (mixture.num_experts, hidden, False)}
+    for gate, up, down in mixture.experts:
+        linears |= dict.fromkeys((gate, up), (mixture.intermediate_size, hidden, False))
+        linears[down] = (hidden, mixture.intermediate_size, False)
+    return linears
 
 
 class WeightSource:

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plansmith_errors import CheckpointError
+from quantize.architectures import role_of
 from quantize.checkpoint import Checkpoint, parse_json_object
 from quantize.export.scheme import NOT_QUANTIZED, LinearScheme, scheme_of
 from quantize.lint.parts import NEUTRAL, Parts, compressed_tensors_parts, modelopt_parts, neutral_parts
 from quantize.quantized_tensor import QUANT_METHOD
-
-_DECODER = "model.layers."
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,11 @@ class HfScheme:
         """The scheme of the weight ``name``."""
         if name in self.by_name:
             return self.by_name[name]
-        is_linear = name.startswith(_DECODER) and name.endswith("_proj.weight")
-        return self.linears if is_linear and name.removesuffix(".weight") not in self.ignored else NOT_QUANTIZED
+        return (
+            self.linears
+            if role_of(name) == "linear" and name.removesuffix(".weight") not in self.ignored
+            else NOT_QUANTIZED
+        )
 
 
 def read_scheme(checkpoint: Checkpoint) -> HfScheme:

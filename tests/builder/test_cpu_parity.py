@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tiny_models import make_step, random_ids, run_mixed, save_model
+from tiny_models import MIXTURES, make_step, random_ids, run_mixed, save_model
 
 import builder
 from quantize import Recipe, load_weight, open_checkpoint, quantize_checkpoint
@@ -21,6 +21,7 @@ FAMILIES = {
     "qwen2": {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
     "qwen3": {"head_dim": 32},
 }
+FAMILIES = {name: (name, settings) for name, settings in FAMILIES.items()} | MIXTURES
 
 
 def quantized(path, recipe, family="llama", **settings):
@@ -48,7 +49,8 @@ def test_exact_engine_computes_what_the_reference_computes(tmp_path, recipe):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_runs_on_the_cpu(tmp_path, family):
-    checkpoint = quantized(tmp_path, RECIPES["int4 asymmetric"], family, **FAMILIES[family])
+    model_type, settings = FAMILIES[family]
+    checkpoint = quantized(tmp_path, RECIPES["int4 asymmetric"], model_type, **settings)
     engine = build_and_load(checkpoint, tmp_path / "engine", precision="exact")
     assert largest_error(engine, builder.load_reference(checkpoint, num_blocks=12), random_ids()) < 1e-4
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tiny_models import expected_logits, random_ids, run_mixed, save_model
+from tiny_models import MIXTURES, expected_logits, random_ids, run_mixed, save_model
 
 import builder
 
@@ -35,6 +35,7 @@ FAMILIES = {
     "qwen2, one sliding layer": ("qwen2", {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
     "qwen3": ("qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
     "qwen3 with biases": ("qwen3", {"head_dim": 16, "attention_bias": True}),
+    **MIXTURES,
 }
 
 

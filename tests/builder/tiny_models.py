@@ -26,6 +26,36 @@ _SHAPE = {
 }
 
 
+MIXTURES = {  # of experts: (model type, settings)
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral, sliding window": (
+        "mixtral",
+        {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 37, "tie_word_embeddings": True},
+    ),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True},
+    ),
+    "qwen3_moe, one dense layer": (
+        "qwen3_moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 64,
+            "decoder_sparse_step": 2,
+            "head_dim": 24,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 24,
+        },
+    ),
+    "qwen3_moe, first layer dense": (
+        "qwen3_moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": [0]},
+    ),
+}
+
+
 def save_model(path: Path, family: str, **settings):
     """Save a random float32 model to ``path`` as transformers does; return it."""
     config = transformers.AutoConfig.for_model(family, **(_SHAPE | settings))

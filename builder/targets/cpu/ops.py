@@ -17,9 +17,10 @@ from builder.network.weights import WeightSource
 from builder.rope import rope_frequencies
 from builder.targets.cpu.attention import StepParameters, paged_attention_node
 from builder.targets.cpu.constants import named, weight_node
+from builder.targets.cpu.moe import mix_experts, route
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from openvino import Node
 
@@ -101,6 +102,12 @@ class OpenVinoOps:
         from openvino import opset15 as op
 
         return op.swish(x)
+
+    def route(self, scores: Node, experts_per_token: int, *, normalizes: bool) -> Node:
+        return route(scores, experts_per_token, normalizes=normalizes)
+
+    def mix_experts(self, x: Node, shares: Node, experts: Sequence[Callable[[Node], Node]]) -> Node:
+        return mix_experts(x, shares, experts)
 
     def gather_logits_rows(self, x: Node) -> Node:
         from openvino import opset15 as op

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from builder.model_spec import ModelSpec
 from builder.rope import rope_frequencies
 from builder.targets.reference.input_rounding import InputRounding
+from builder.targets.reference.moe import mix_experts, route
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,3 +69,9 @@ class EagerOps:
         from torch.nn import functional
 
         return functional.silu(x)
+
+    def route(self, scores: Tensor, experts_per_token: int, *, normalizes: bool) -> Tensor:
+        return route(scores, experts_per_token, normalizes=normalizes)
+
+    def mix_experts(self, x: Tensor, shares: Tensor, experts: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
+        return mix_experts(x, shares, experts)
