@@ -41,6 +41,11 @@ class Mixture:
         """The linear [num_experts, hidden_size] that chooses."""
         return f"{self.block}.gate"
 
+    @property
+    def share_of_tokens(self) -> float:
+        """Of one expert, on average."""
+        return self.experts_per_token / self.num_experts
+
     def expert_name(self, index: int) -> str:
         return f"{self.block}.experts.{index}"
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,8 @@ def quantize_checkpoint(
             (output / name).write_bytes(data)
         config = _config(checkpoint, recipe, tensors, sources)
         if calibration is not None:
-            config["quantization_config"]["calibration"] = calibration.sample.record()
+            config["quantization_config"]["calibration"] = calibration.record()
+            calibration.coverage.warn()
         (output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise QuantizeError(
@@ -148,6 +150,8 @@ def _write_weights(
                     report = write_prepared(tensor, prepared, writer)
                 else:
                     report = TensorJob(checkpoint, tensor, writer, pool, magnitudes).run()
+                    if calibrator is not None and calibrator.is_uncalibrated(tensor.info.name):
+                        report = replace(report, method="rtn")
                 companions = calibrator.companions(tensor.info.name) if calibrator is not None else ()
                 reports.append(write_companions(tensor, companions, writer, report))
                 weight_map |= {spec.name: file_name for spec in (*tensor.specs, *tensor.companions)}

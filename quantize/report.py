@@ -21,7 +21,7 @@ class TensorReport:
     squared_norm: float
     squared_error: float
     granularity: Granularity | None = None  # of fp8
-    method: Method | None = None  # of int4 tensors whose inputs calibration has seen
+    method: Method | None = None  # of int4 tensors with a calibrated rule; rtn: of an expert with too few tokens
     output_error: float | None = None  # awq, gptq: |X dW'| / |X W'| on the calibration tokens X
 
     activations: Activations | None = None  # what happens to the inputs of the linear

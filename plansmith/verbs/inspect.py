@@ -82,8 +82,18 @@ def _checkpoint(path: Path) -> dict[str, Any]:
         "has_chat_template": checkpoint.chat_template is not None,
         "quantization": quantization,
         "tensors": tensors,
+        **_uncalibrated_experts(quantization),
         **describe_weights(checkpoint_weights(checkpoint)),
     }
+
+
+def _uncalibrated_experts(quantization: Any) -> dict[str, Any]:
+    """Experts that saw too few tokens in calibration; nothing where there are none."""
+    calibration = quantization.get("calibration") if isinstance(quantization, dict) else None
+    experts = calibration.get("uncalibrated_experts") if isinstance(calibration, dict) else None
+    if not isinstance(experts, list) or not experts:
+        return {}
+    return {"num_uncalibrated_experts": len(experts), "uncalibrated_experts": experts}
 
 
 def _short(value: Any, longest: int = 160) -> str:

@@ -32,6 +32,10 @@ class CalibratedInputs:
     def is_smoothed(self, weight: str) -> bool:
         return weight in self._planned and self._planned[weight].is_smoothed
 
+    def sees_inputs(self, weight: str) -> bool:
+        """Whether the plan of the tensor depends on the inputs that calibration shows."""
+        return weight in self._planned and (self.is_smoothed(weight) or self._has(weight, input_scale_name(weight)))
+
     def smoothed_sets(self, linears: LinearSet, prefix: str) -> list[list[PlannedTensor]]:
         """The smoothed linears of a set, those of one setting together."""
         by_setting: dict[InputSettings, list[PlannedTensor]] = {}

@@ -15,11 +15,12 @@ import numpy.typing as npt
 from plansmith_errors import QuantizeError
 from quantize.activations import KvScheme
 from quantize.calibration.calibrated_inputs import CalibratedInputs
+from quantize.calibration.experts import ExpertCoverage, ExpertGram
 from quantize.calibration.folding import Folding, input_channels
 from quantize.calibration.gram import Gram
 from quantize.calibration.hidden_states import HiddenStates
 from quantize.calibration.layer_quantizer import Float32, LayerQuantizer
-from quantize.calibration.linear_sets import LINEAR_SETS, LinearSet
+from quantize.calibration.linear_sets import LinearSet, linear_sets
 from quantize.calibration.ranges import Ranges
 from quantize.calibration.runner import LayerRunner
 from quantize.calibration.sample import CalibrationSample
@@ -60,6 +61,7 @@ class Calibrator:
         hidden: HiddenStates,
         pool: Executor,
         kv_cache: KvScheme | None,
+        coverage: ExpertCoverage,
     ) -> None:
         self._checkpoint = checkpoint
         self._rules = {
@@ -69,6 +71,7 @@ class Calibrator:
         self._runner = runner
         self._pool = pool
         self._hidden = hidden
+        self._coverage = coverage
         for window, ids in enumerate(sample.windows):
             hidden.windows[window] = runner.embed(ids)
         self._next_layer = 0
@@ -85,6 +88,10 @@ class Calibrator:
         """The values of a tensor's ``PlannedTensor.companions``; asked for after ``take``."""
         return self._inputs.companions(name)
 
+    def is_uncalibrated(self, name: str) -> bool:
+        """Whether the rule of ``name`` is calibrated, but its expert saw too few tokens: it is rounded to nearest."""
+        return name in self._rules and self._coverage.is_uncalibrated(name)
+
     def __enter__(self) -> Calibrator:
         return self
 
@@ -96,12 +103,15 @@ class Calibrator:
     def _run_layer(self, layer: int) -> dict[str, PreparedTensor]:
         weights = self._runner.layer_weights(layer)
         prefix = f"model.layers.{layer}."
+        sets = linear_sets(self._coverage.mixture, layer)
         ranges = self._inputs.smoothed_ranges(prefix)
-        self._see_inputs(layer, weights, grams := self._new_grams(prefix), ranges)
+        self._coverage.begin(prefix, sets, lambda name: name in self._rules or self._inputs.sees_inputs(name))
+        self._see_inputs(layer, weights, grams := self._new_grams(prefix, sets), ranges)
         quantizer = LayerQuantizer(weights, self._rules, self._pool)
         finished: dict[str, PreparedTensor] = {}
-        for linears in LINEAR_SETS:
-            for names in self._by_rule(linears, prefix):
+        for linears in sets:
+            is_starved = self._coverage.is_starved(prefix, linears)
+            for names in () if is_starved else self._by_rule(linears, prefix):
                 folding = self._folding(linears, prefix, weights, names)
                 finished |= quantizer.run(names, grams[prefix + linears.modules[0]], folding)
                 finished |= folding.changed if folding is not None else {}
@@ -110,6 +120,7 @@ class Calibrator:
         ranges = self._inputs.static_ranges(prefix)
         if ranges or layer + 1 < self._runner.num_layers:
             self._advance(layer, weights, ranges)
+        self._coverage.lend_ranges(ranges)
         self._inputs.set_scales(ranges)
         return finished
 
@@ -120,6 +131,12 @@ class Calibrator:
         finished: dict[str, PreparedTensor] = {}
         for tensors in self._inputs.smoothed_sets(linears, prefix):
             names = [tensor.info.name for tensor in tensors]
+            if self._coverage.is_starved(prefix, linears):
+                ones = np.ones(tensors[0].info.shape[1], np.float32)
+                finished |= round_with(tensors, weights, ones, ones)
+                if not tensors[0].folds_smoothing:
+                    self._inputs.set_multiplier(names, ones)
+                continue
             largest = ranges.columns(names[0])
             if not tensors[0].folds_smoothing:
                 prepared, multiplier = smooth_beside(tensors, weights, largest)
@@ -130,7 +147,10 @@ class Calibrator:
             if folding is not None:
                 finished |= smooth(tensors, weights, largest, folding) | folding.changed
                 continue
-            log.warning("%s: nothing before it can take up smoothing factors, so it is not smoothed", names[0])
+            if linears.expert is None:
+                log.warning("%s: nothing before it can take up smoothing factors, so it is not smoothed", names[0])
+            else:
+                self._coverage.warn_unsmoothed()
             finished |= round_with(tensors, weights, np.ones_like(largest), np.ones_like(largest))
         return finished
 
@@ -143,14 +163,15 @@ class Calibrator:
                 by_rule.setdefault(self._rules[name], []).append(name)
         return list(by_rule.values())
 
-    def _new_grams(self, prefix: str) -> dict[str, Gram]:
+    def _new_grams(self, prefix: str, sets: Sequence[LinearSet]) -> dict[str, Gram]:
         """One for each set with a calibrated linear, by the name of its first module."""
-        grams = {}
-        for linears in LINEAR_SETS:
+        grams: dict[str, Gram] = {}
+        for linears in sets:
             rules = [self._rules[names[0]] for names in self._by_rule(linears, prefix)]
             if rules:
                 columns = self._checkpoint.info(f"{prefix}{linears.modules[0]}.weight").shape[1]
-                grams[prefix + linears.modules[0]] = Gram(
+                kind = Gram if linears.expert is None else ExpertGram
+                grams[prefix + linears.modules[0]] = kind(
                     columns, full=any(rule.method != "importance" for rule in rules)
                 )
         return grams
@@ -158,6 +179,7 @@ class Calibrator:
     def _see_inputs(self, layer: int, weights: dict[str, Float32], grams: dict[str, Gram], ranges: Ranges) -> None:
         def observe(name: str, inputs: Float32) -> None:
             ranges.observe(name, inputs)
+            self._coverage.observe(name, inputs)
             gram = grams.get(name.removesuffix(".weight"))
             if gram is not None:
                 gram.add(inputs)
@@ -166,19 +188,26 @@ class Calibrator:
             return
         for window in self._hidden.windows:
             self._runner.run_layer(layer, weights, window, observe)
+        self._coverage.end()
         for name, gram in grams.items():
             if not np.isfinite(gram.mean_square).all():
                 raise QuantizeError(f"the inputs of {name} overflow float32 in calibration; is the checkpoint damaged?")
 
     def _advance(self, layer: int, weights: dict[str, Float32], ranges: Ranges) -> None:
+        def observe(name: str, inputs: Float32) -> None:
+            ranges.observe(name, inputs)
+            self._coverage.observe(name, inputs)
+
         windows = self._hidden.windows
         for window in range(len(windows)):
-            windows[window] = self._runner.run_layer(layer, weights, windows[window], ranges.observe)
+            windows[window] = self._runner.run_layer(layer, weights, windows[window], observe)
 
     def _folding(
         self, linears: LinearSet, prefix: str, weights: dict[str, Float32], names: list[str]
     ) -> Folding | None:
         """Factors may go into a norm if all that read it have one rule, and into a linear that is rounded after it."""
+        if linears.producer is None:
+            return None
         producer = prefix + linears.producer
         is_norm = weights[f"{producer}.weight"].ndim == 1
         is_changed = f"{producer}.weight" in self._rules or self._inputs.is_smoothed(f"{producer}.weight")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,10 +36,16 @@ class LayerShape:
 
     rows_and_columns: tuple[tuple[int, int], ...]
     method: Method
+    shares: tuple[float, ...] = ()  # of the tokens that each of them sees, of experts on average; empty: all see all
 
     @property
     def num_weights(self) -> int:
         return sum(rows * columns for rows, columns in self.rows_and_columns)
+
+    @property
+    def active_weights(self) -> float:
+        """Weights that an average token is multiplied with."""
+        return sum(share * rows * columns for (rows, columns), share in self._with_shares())
 
     def search_flops(self) -> float:
         products = {"awq": _AWQ_PRODUCTS, "gptq": _GPTQ_PRODUCTS}.get(self.method, 0)
@@ -49,7 +55,19 @@ class LayerShape:
     def gram_flops(self, num_tokens: int) -> float:
         if self.method == "importance":
             return 0.0
-        return sum(2.0 * num_tokens * columns**2 for _, columns in self.rows_and_columns)
+        return sum(2.0 * num_tokens * share * columns**2 for (_, columns), share in self._with_shares())
+
+    def gram_bytes(self, num_tokens: int) -> float:
+        """Of an expert with few tokens these are kept instead (ExpertGram); twice, for the one that is in use."""
+        if self.method == "importance":
+            return 0.0
+        return sum(
+            8.0 * columns * (columns if share == 1.0 else min(columns, num_tokens * share))
+            for (_, columns), share in self._with_shares()
+        )
+
+    def _with_shares(self) -> Iterator[tuple[tuple[int, int], float]]:
+        return zip(self.rows_and_columns, self.shares or (1.0,) * len(self.rows_and_columns), strict=True)
 
 
 def estimate_cost(
@@ -57,7 +75,7 @@ def estimate_cost(
 ) -> CostEstimate:
     """Every layer runs twice: to see its inputs, and with its new weights to make the inputs of the next."""
     num_tokens = num_samples * sequence_length
-    forward = sum(2 * 2.0 * layer.num_weights * num_tokens for layer in layers)
+    forward = sum(2 * 2.0 * layer.active_weights * num_tokens for layer in layers)
     attention = len(layers) * 2 * 4.0 * num_tokens * sequence_length * hidden_size
     flops = forward + attention + sum(layer.gram_flops(num_tokens) + layer.search_flops() for layer in layers)
     rounding = sum(layer.num_weights * _SECONDS_PER_ROUNDING[layer.method] for layer in layers)
@@ -68,7 +86,7 @@ def estimate_cost(
         sequence_length=sequence_length,
         flops=flops,
         seconds=flops / (_SHARE_OF_PEAK * _flops_per_second()) + rounding,
-        ram_bytes=max(map(_layer_bytes, layers), default=0.0) + activations - spilled,
+        ram_bytes=max((_layer_bytes(layer, num_tokens) for layer in layers), default=0.0) + activations - spilled,
         disk_bytes=spilled,
     )
 
@@ -85,12 +103,11 @@ def check_limit(cost: CostEstimate, max_seconds: float | None) -> None:
     )
 
 
-def _layer_bytes(layer: LayerShape) -> float:
+def _layer_bytes(layer: LayerShape, num_tokens: int) -> float:
     """float32 weights and their new values, the Gram matrices, and what the search of the largest set holds."""
-    grams = 0.0 if layer.method == "importance" else sum(8.0 * columns**2 for _, columns in layer.rows_and_columns)
     largest = max(rows * columns for rows, columns in layer.rows_and_columns)
     factor = 24.0 * max(columns for _, columns in layer.rows_and_columns) ** 2 if layer.method == "gptq" else 0.0
-    return 8.0 * layer.num_weights + grams + 16.0 * largest + factor
+    return 8.0 * layer.num_weights + layer.gram_bytes(num_tokens) + 16.0 * largest + factor
 
 
 def _flops_per_second() -> float:

@@ -19,6 +19,12 @@ class CalibrationSettings(BaseModel):
     )
     num_samples: int = Field(default=16, strict=True, ge=1, description="windows of tokens")
     sequence_length: int = Field(default=512, strict=True, ge=2, description="tokens per window")
+    min_expert_tokens: int = Field(
+        default=64,
+        strict=True,
+        ge=1,
+        description="models with experts: one that sees fewer is rounded without calibration, and named",
+    )
     seed: int = Field(default=0, strict=True, ge=0, description="chooses the windows of a longer text")
     max_seconds: float | None = Field(
         default=None, gt=0, description="refuse to start when the estimate is above this; default: no limit"

@@ -6,16 +6,19 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from pathlib import Path
+from typing import Any
 
 from plansmith_errors import QuantizeError
 from quantize.calibration.calibrator import Calibrator
 from quantize.calibration.estimate import CostEstimate, LayerShape, check_limit, estimate_cost
+from quantize.calibration.experts import ExpertCoverage
 from quantize.calibration.hidden_states import HiddenStates
-from quantize.calibration.linear_sets import LINEAR_SETS
+from quantize.calibration.linear_sets import linear_sets
 from quantize.calibration.runner import CalibrationTools
 from quantize.calibration.sample import CalibrationSample, load_sample
 from quantize.calibration.settings import CalibrationSettings
 from quantize.checkpoint import Checkpoint
+from quantize.mixture import Mixture
 from quantize.plan import PlannedTensor
 from quantize.recipe import Method, Recipe
 
@@ -37,6 +40,7 @@ class Calibration:
         self._kv_cache = recipe.kv_cache
         self._methods = {tensor.info.name: tensor.int4.method for tensor in planned if tensor.int4 is not None}
         self._runner = tools.make_runner(checkpoint)
+        self.coverage = _coverage(checkpoint, settings)
         self._max_bytes = settings.max_activation_gb * 1e9
         longest = self._runner.max_sequence_length
         if settings.sequence_length > longest:
@@ -61,7 +65,13 @@ class Calibration:
         """``directory`` takes the file of activations, if there are many."""
         shape = (*self.sample.windows.shape, self._runner.hidden_size)
         hidden = HiddenStates((shape[0], shape[1], shape[2]), self._max_bytes, directory)
-        return Calibrator(self._checkpoint, self._planned, self._runner, self.sample, hidden, pool, self._kv_cache)
+        return Calibrator(
+            self._checkpoint, self._planned, self._runner, self.sample, hidden, pool, self._kv_cache, self.coverage
+        )
+
+    def record(self) -> dict[str, Any]:
+        """What config.json says of it, when all is done."""
+        return {**self.sample.record(), **self.coverage.record()}
 
     def _estimate(self, settings: CalibrationSettings) -> CostEstimate:
         return estimate_cost(
@@ -73,10 +83,20 @@ class Calibration:
         )
 
     def _layer_shape(self, layer: int) -> LayerShape:
-        shapes, methods = [], set()
-        for linears in LINEAR_SETS:
+        shapes, shares, methods = [], [], set()
+        mixture = self.coverage.mixture
+        for linears in linear_sets(mixture, layer):
             names = [f"model.layers.{layer}.{module}.weight" for module in linears.modules]
             sizes = [self._checkpoint.info(name).shape for name in names]
             shapes.append((sum(size[0] for size in sizes), sizes[0][1]))
+            shares.append(1.0 if mixture is None or linears.expert is None else mixture.share_of_tokens)
             methods |= {self._methods[name] for name in names if name in self._methods}
-        return LayerShape(tuple(shapes), next((name for name in _DEAREST_FIRST if name in methods), "rtn"))
+        dearest: Method = next((name for name in _DEAREST_FIRST if name in methods), "rtn")
+        return LayerShape(tuple(shapes), dearest, tuple(shares))
+
+
+def _coverage(checkpoint: Checkpoint, settings: CalibrationSettings) -> ExpertCoverage:
+    mixture = Mixture.from_config(checkpoint.config, f"{checkpoint.path}: config.json")
+    if mixture is None and "min_expert_tokens" in settings.model_fields_set:
+        log.warning("%s: calibration.min_expert_tokens has no effect: the model has no experts", checkpoint.path)
+    return ExpertCoverage(mixture, settings.min_expert_tokens)
