@@ -116,12 +116,14 @@ def _check_tied(checkpoint: Checkpoint, recipe: Recipe) -> None:
 
 
 def _check_overrides(checkpoint: Checkpoint, recipe: Recipe) -> None:
-    matrices = [info.name for info in checkpoint if len(info.shape) == 2 and role_of(info.name) != "router"]
+    matrices = [info.name for info in checkpoint if len(info.shape) == 2]
+    quantized = [name for name in matrices if role_of(name) != "router"]
     for override in recipe.overrides:
-        if not any(fnmatchcase(name, override.match) for name in matrices):
+        candidates = matrices if override.scheme == "none" else quantized
+        if not any(fnmatchcase(name, override.match) for name in candidates):
             raise QuantizeError(
                 f"recipe {recipe.name!r}: the override {override.match!r} matches no matrix that is quantized; "
-                f"names look like {matrices[-1]!r}"
+                f"names look like {quantized[-1]!r}"
             )
 
 

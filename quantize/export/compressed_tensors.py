@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from quantize.dtypes import FLOAT8_E4M3
 from quantize.export.casting import cast_scales, required_scales
+from quantize.export.experts import router_modules
 from quantize.export.hf_tensors import hf_tensors
 from quantize.export.scheme import LinearScheme
 from quantize.export.source import ExportSource
@@ -97,7 +98,7 @@ def config(source: ExportSource) -> dict[str, Any]:
         "format": layout,
         "quantization_status": "compressed",
         "global_compression_ratio": None,
-        "ignore": ["lm_head", *source.unquantized_modules],
+        "ignore": ["lm_head", *router_modules(source), *source.unquantized_modules],
         "moe_sparsity_config": None,
     }
 

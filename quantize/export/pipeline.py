@@ -14,6 +14,7 @@ from plansmith_errors import ExportError
 from quantize.export import compressed_tensors, modelopt, trtllm_config
 from quantize.export.casting import float_dtype
 from quantize.export.consumers import check_consumer
+from quantize.export.experts import check_experts
 from quantize.export.model_card import model_card
 from quantize.export.options import Consumer, ExportOptions
 from quantize.export.source import ExportSource, describe_source, open_source
@@ -57,6 +58,7 @@ def export_checkpoint(
     checkpoint = open_source(source)
     described = describe_source(checkpoint, float_dtype(checkpoint, options))
     check_consumer(options.format, consumer, described.scheme, described.shape)
+    check_experts(options.format, consumer, described)
     if options.format == "trtllm":
         files, config = _unified(described, Mapping(options.tp_size, options.pp_size))
     else:
