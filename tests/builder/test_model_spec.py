@@ -21,6 +21,16 @@ LLAMA = {
 QWEN2 = LLAMA | {"model_type": "qwen2"}
 
 
+MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+QWEN3_MOE = LLAMA | {
+    "model_type": "qwen3_moe",
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "decoder_sparse_step": 2,
+}
+
+
 def read(config=None, **changes):
     return ModelSpec.from_hf_config((config or LLAMA) | changes)
 
@@ -37,6 +47,20 @@ def test_families_differ_in_biases_and_norms():
     assert read(model_type="qwen3", head_dim=32).qk_norm and read(model_type="qwen3").head_dim == 128
     biased = read(attention_bias=True, mlp_bias=True)
     assert biased.qkv_bias and biased.o_bias and biased.mlp_bias
+
+
+def test_mixtures_of_experts():
+    mixtral, qwen = read(MIXTRAL), read(QWEN3_MOE)
+    assert mixtral.mixture.sparse_layers == (True,) * 3 and mixtral.mixture.intermediate_size == 96
+    assert mixtral.rope.theta == 1e6 and mixtral.sliding_windows == (None,) * 3 and not mixtral.qk_norm
+    assert qwen.mixture.sparse_layers == (False, True, False) and qwen.mixture.intermediate_size == 32
+    assert qwen.qk_norm and not qwen.mixture.normalizes and qwen.head_dim == 16
+    assert read(MIXTRAL, sliding_window=9).sliding_windows == (9,) * 3
+    assert read(QWEN3_MOE, sliding_window=9).sliding_windows == (None,) * 3
+    assert read(QWEN3_MOE, sliding_window=9, use_sliding_window=True, max_window_layers=3).sliding_windows == (9,) * 3
+    with pytest.raises(BuildError, match=r"config\.json: num_experts_per_tok is 9, expected at most num_experts"):
+        read(QWEN3_MOE, num_experts_per_tok=9)
+    assert read().mixture is None
 
 
 @pytest.mark.parametrize(
@@ -105,12 +129,14 @@ JSON = st.recursive(
     max_leaves=5,
 )
 KEYS = [*LLAMA, "head_dim", "rope_scaling", "rope_parameters", "rope_theta", "hidden_act", "layer_types"]
+KEYS += ["num_experts", "num_experts_per_tok", "mlp_only_layers", "decoder_sparse_step"]
 KEYS += ["max_window_layers", "use_sliding_window", "sliding_window", "partial_rotary_factor"]
 
 
-@given(st.sampled_from(KEYS), JSON, st.sampled_from(["llama", "mistral", "qwen2", "qwen3"]))
+@given(st.sampled_from(KEYS), JSON, st.sampled_from(["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"]))
 def test_any_value_is_read_or_refused_in_one_line(key, value, model_type):
-    config = LLAMA | {"model_type": model_type, "use_sliding_window": True, key: value}
+    mixtures = MIXTRAL | QWEN3_MOE if model_type in ("mixtral", "qwen3_moe") else {}
+    config = LLAMA | mixtures | {"model_type": model_type, "use_sliding_window": True, key: value}
     try:
         ModelSpec.from_hf_config(config)
     except BuildError as refused:
