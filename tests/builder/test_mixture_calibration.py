@@ -181,3 +181,36 @@ def test_a_setting_for_experts_is_not_ignored_in_silence(
     assert "min_expert_tokens has no effect: the model has no experts" in caplog.text
     record = quantize.open_checkpoint(tmp_path / "q").config["quantization_config"]["calibration"]
     assert "uncalibrated_experts" not in record
+
+
+ACTIVATIONS: dict[str, dict[str, Any]] = {
+    "fp8": {"scheme": "fp8", "granularity": "tensor", "activations": "fp8"},
+    "int8, smoothed": {"scheme": "int8", "activations": "int8", "smoothing": 0.5},
+    "int8, factors beside": {"scheme": "int8", "activations": "int8", "smoothing": 0.5, "fold_smoothing": False},
+    "w4a8": {"scheme": "int4", "group_size": 32, "method": "awq", "activations": "fp8"},
+}
+
+
+@pytest.mark.parametrize("rule", ACTIVATIONS)
+def test_inputs_of_an_expert_without_tokens_get_the_scale_of_the_layers_largest(
+    source: Path, text: Path, tmp_path: Path, rule: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    starved = starve(source, tmp_path / "starved", 2)
+    settings = {"text": text, "num_samples": 16, "sequence_length": 64, **FEW}
+    chosen = {"name": "t", "linears": ACTIVATIONS[rule], "calibration": settings}
+    run(starved, tmp_path / "q", quantize.Recipe.model_validate(chosen))
+    quantized, mixture = quantize.open_checkpoint(tmp_path / "q"), mixture_of(source)
+    prefix = "model.layers.1."
+    expert = f"{prefix}{mixture.expert_name(2)}"
+    record = quantized.config["quantization_config"]["calibration"]
+    assert record["uncalibrated_experts"] == [expert] and f"without them: {expert};" in caplog.text
+    assert caplog.text.count("gate and up of experts are not smoothed") == (rule == "int8, smoothed")
+    if rule == "fp8":
+        for kind in ("gate", "down"):
+            scales = [float(quantized.load(f"{prefix}{getattr(e, kind)}.input_scale")) for e in mixture.experts]
+            assert scales[2] == max(scales[:2] + scales[3:])
+    elif rule == "int8, factors beside":
+        for module in mixture.expert(2):
+            assert (quantized.load(f"{prefix}{module}.pre_quant_scale") == 1).all()
+        assert (quantized.load(f"{prefix}{mixture.expert(1).gate}.pre_quant_scale") != 1).any()
+    assert error_of(starved, tmp_path / "q") < 0.8  # where rounding changes a route, all that follows differs
