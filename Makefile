@@ -4,12 +4,13 @@ MODEL_DIR ?= .cache/models
 BIN := $(VENV)/bin
 # setuptools warns of every editable install; nothing in it is for the reader
 PIP_INSTALL := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PEERS := .cache/peers
 MODEL := $(MODEL_DIR)/SmolLM2-135M-Instruct.Q4_1.gguf
 INSTALLED := pyproject.toml setup.py constraints.txt quantize/native/rounding.c  # a change of one of them installs anew
 # The working tree decides, never packages that happen to be found on the caller's PYTHONPATH.
 unexport PYTHONPATH
 
-.PHONY: help setup setup-dev model demo test test-unit test-integration lint format bench lock clean
+.PHONY: help setup setup-dev model demo test test-unit test-integration lint format bench bench-peers lock clean
 
 help:  ## list these jobs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -49,12 +50,24 @@ bench: setup-dev model  ## every benchmark, one after the other; each prints a t
 	$(BIN)/python benchmarks/serve.py $(MODEL)
 	$(BIN)/python benchmarks/cpu_engine.py $(MODEL)
 
+bench-peers: setup-dev model $(PEERS)/modelopt/.ready $(PEERS)/llmcompressor/.ready  ## quantization beside other tools
+	$(BIN)/python benchmarks/quantize_peers.py
+	$(BIN)/python benchmarks/quantize_peers.py --calibrated $(MODEL) $(if $(TEXT),--text $(TEXT))
+
 lock: setup-dev  ## pin every dependency anew in constraints.txt
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile --universal --upgrade --python-version 3.10 --all-extras --no-header --no-annotate pyproject.toml -o constraints.txt
 
 clean:  ## remove the environment, the caches and the demo's artifacts
 	rm -rf $(VENV) .cache examples/demo/.plansmith
+
+# Each has an environment of its own: they pin versions of transformers and NumPy that Plansmith does not run with.
+$(PEERS)/modelopt/.ready: PACKAGES := nvidia-modelopt==0.47.0 torch==2.13.0 transformers==5.24.0
+$(PEERS)/llmcompressor/.ready: PACKAGES := llmcompressor==0.14.0.1 torch==2.13.0 transformers==5.17.0
+$(PEERS)/%/.ready: | $(VENV)/.dev-ready
+	"$$(bash ci/find_python.sh)" -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PACKAGES) accelerate datasets requests
+	touch $@
 
 $(VENV)/bin/python:
 	"$$(bash ci/find_python.sh)" -m venv $(VENV)
