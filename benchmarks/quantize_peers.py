@@ -98,7 +98,9 @@ def run_row(bench: Bench, row: Row, model: str, results: Results) -> None:
         if model == "smollm2" and bench.arguments.text and name not in results.perplexities:
             results.perplexities[name] = bench.perplexity(bench.output, model)
         if row.tool == PLANSMITH and not row.calibrated:
-            results.add_copy(name, bench.copy(f"copy-of-{name}", model, weight_bytes(bench.output)))
+            copied = bench.copy(f"copy-of-{name}", model, weight_bytes(bench.output))
+            results.add_copy(name, copied)
+            print(f"{model} copy of the same bytes: {copied}", file=sys.stderr)
     except RowError as reason:
         results.reasons[name] = str(reason)
     told = results.costs[name] if name in results.costs else results.reasons[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from peers.comparison import COPY, PEERS, PLANSMITH, Row
 from peers.measured_process import Cost
@@ -68,6 +69,9 @@ def ratio_lines(rows: Sequence[Row], results: Results) -> list[str]:
         ours = results.costs[row.key]
         rivals = [other for other in rows if other.scheme == row.scheme and other.tool in PEERS]
         line = _beside_peers(ours, [results.costs[rival.key] for rival in rivals if rival.key in results.costs])
+        best = min((results.perplexities.get(rival.key, inf) for rival in rivals), default=inf)
+        if best < inf and row.key in results.perplexities:
+            line.append(f"perplexity {results.perplexities[row.key] / best - 1:+.1%} to the better peer's")
         share = results.copy_share(row.key)
         if share is not None:
             line.append(f"{share:.0%} of the speed of a plain copy of the same bytes")
@@ -80,12 +84,12 @@ def _beside_peers(ours: Cost, peers: Sequence[Cost]) -> list[str]:
         return []
     cpu = min(cost.cpu for cost in peers)
     words = [
-        f"CPU seconds 1/{cpu / ours.cpu:.1f} of the fastest peer's",
-        f"wall time 1/{min(cost.wall for cost in peers) / ours.wall:.1f}",
+        f"of the fastest peer's CPU seconds {ours.cpu / cpu:.2f}",
+        f"wall time {ours.wall / min(cost.wall for cost in peers):.2f}",
     ]
     works = [cost.cpu - cost.startup for cost in peers if cost.startup is not None]
     if works and ours.startup is not None:
-        words.append(f"CPU seconds without start-up 1/{min(works) / (ours.cpu - ours.startup):.1f}")
+        words.append(f"CPU seconds without start-up {(ours.cpu - ours.startup) / min(works):.2f}")
     return words
 
 

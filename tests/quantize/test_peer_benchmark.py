@@ -88,10 +88,19 @@ def test_ratios_are_to_the_fastest_peer_of_the_same_scheme():
     results.add("modelopt-fp8", cost(8.0, 30.0, 5.0))
     results.reasons["llmcompressor-free-fp8"] = "> 60 s"
     (line,) = tables.ratio_lines(rows, results)
-    assert "CPU seconds 1/10.0 of" in line and "wall time 1/2.0" in line
-    assert "without start-up 1/15.0" in line and "75% of the speed" in line
+    assert "the fastest peer's CPU seconds 0.10" in line and "wall time 0.50" in line
+    assert "without start-up 0.07" in line and "75% of the speed" in line
     table = tables.uncalibrated_table(rows, results, 10**9).splitlines()
     assert "> 60 s" in next(text for text in table if "model_free_ptq" in text)
+
+
+def test_perplexity_is_set_against_the_better_peers():
+    rows = [row for row in comparison.ROWS if row.calibrated]
+    results = tables.Results(perplexities={"plansmith-awq": 33.0, "llmcompressor-gptq": 30.0, "modelopt-awq": 40.0})
+    for key in ("plansmith-awq", "llmcompressor-gptq"):
+        results.add(key, cost(1.0, 1.0, 0.5))
+    (line,) = tables.ratio_lines(rows, results)
+    assert "perplexity +10.0% to the better" in line
 
 
 def run(tmp_path, code, limit=60.0):
