@@ -67,7 +67,7 @@ def run_measured(
     process.returncode = os.waitstatus_to_exitcode(status)
     seconds = time.perf_counter() - start
     if process.returncode:
-        raise RowError(f"> {limit:.0f} s" if seconds >= limit else f"failed: {log}")
+        raise RowError(f"> {limit:.0f} s" if seconds >= limit else f"failed: logs/{log.name}")
     written = flush(output)
     wall = time.perf_counter() - start
     return Cost(wall, usage.ru_utime + usage.ru_stime, _startup(log), usage.ru_maxrss * 1024, written)

@@ -124,5 +124,5 @@ def test_a_process_that_takes_too_long_is_ended(tmp_path):
 
 
 def test_a_process_that_fails_names_its_log(tmp_path):
-    with pytest.raises(process.RowError, match=f"^failed: {tmp_path / 'log'}$"):
+    with pytest.raises(process.RowError, match="failed: logs/log"):
         run(tmp_path, "raise SystemExit(1)")
