@@ -42,6 +42,22 @@ def calibration_tools(
     return quantize.CalibrationTools(builder.calibration_runner, _render_chat, settings, announce)
 
 
+def quantize_dependencies(
+    recipe: quantize.Recipe, override: quantize.CalibrationSettings | None, source: object
+) -> dict[str, object]:
+    """What the bytes of a quantized checkpoint depend on; ``source`` tells its files from all others.
+
+    Raises ConfigError, and QuantizeError when the calibration text cannot be read.
+    """
+    return {
+        "source": source,
+        "recipe": recipe.model_dump(mode="json", exclude={"calibration"}),
+        "code": code_fingerprint("quantize"),
+        "libraries": library_versions("numpy", "ml_dtypes", "gguf", "tokenizers"),
+        **calibration_dependencies(recipe, override),
+    }
+
+
 def calibration_dependencies(
     recipe: quantize.Recipe, override: quantize.CalibrationSettings | None
 ) -> dict[str, object]:

@@ -48,6 +48,10 @@ class Console:
             sys.stdout.write(text.rstrip("\n") + "\n")
         sys.stdout.flush()
 
+    def resuming(self, num_finished: int, num_tensors: int) -> None:
+        """A run that was stopped goes on."""
+        self.info(f"resuming: {num_finished} of {num_tensors} tensors were finished")
+
     @contextmanager
     def progress(self, title: str) -> Iterator[Progress]:
         """A progress bar on a terminal, plain lines elsewhere. Yields ``report(done, total, label)``."""

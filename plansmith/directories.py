@@ -35,14 +35,16 @@ def exclusive(lock_file: Path, holder: str) -> Iterator[None]:
 def atomic_directory(final: Path) -> Iterator[Path]:
     """Yield a new directory beside ``final`` and rename it there when the block succeeds.
 
-    A run that is killed leaves only ``.NAME.partial``, which the next run removes. The caller holds a lock.
-    Raises ArtifactError when the disk refuses.
+    A run that is killed leaves only ``.NAME.partial``, which the next run removes, or, where the block keeps a
+    directory ``resume_state(final)``, finds as it was left. The caller holds a lock. Raises ArtifactError when the disk
+    refuses.
     """
-    partial = final.parent / f".{final.name}.partial"
+    partial, state = final.parent / f".{final.name}.partial", resume_state(final)
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
+        if not state.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(exist_ok=True)
     except OSError as error:
         raise ArtifactError(f"{partial}: cannot be written: {error.strerror or error}") from None
     try:
@@ -50,10 +52,25 @@ def atomic_directory(final: Path) -> Iterator[Path]:
         _flush(partial)
         partial.rename(final)
         _flush_entry(final.parent)
+        shutil.rmtree(state, ignore_errors=True)
     except OSError as error:
         raise ArtifactError(f"{final}: cannot be written: {error.strerror or error}") from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if not state.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def resume_state(final: Path) -> Path:
+    """Beside ``final``: what a block that can be continued knows of its unfinished directory."""
+    return final.parent / f".{final.name}.resume"
+
+
+def remove_unfinished(folder: Path, *, keep: Path | None = None, names: str = "*") -> None:
+    """Unfinished directories in ``folder`` and their state, those of ``keep`` excepted. The caller holds a lock."""
+    for kind in ("resume", "partial"):  # in this order: a partial without its state is removed by whoever finds it
+        for path in folder.glob(f".{names}.{kind}"):
+            if keep is None or path.name != f".{keep.name}.{kind}":
+                shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
@@ -64,6 +81,7 @@ def output_directory(final: Path) -> Iterator[Path]:
     except OSError as error:
         raise ArtifactError(f"{final}: cannot be written: {error.strerror or error}") from None
     if exists:
+        shutil.rmtree(resume_state(final), ignore_errors=True)  # of a run that was killed after it had finished
         raise ArtifactError(f"{final}: exists already; remove it or name another output")
     lock_file = final.parent / f".{final.name}.lock"
     with exclusive(lock_file, str(final)):

@@ -47,6 +47,12 @@ def library_versions(*names: str) -> dict[str, str]:
     return versions
 
 
+def file_stamp(path: Path) -> str:
+    """Changes whenever the file is written; cheaper than its content. Raises OSError."""
+    status = path.stat()
+    return f"{path.resolve()}|{status.st_ino}|{status.st_size}|{status.st_mtime_ns}|{status.st_ctime_ns}"
+
+
 class FileHashes:
     """Content hashes, remembered by inode, size and change times so that an unchanged 100 GB is not read again."""
 
@@ -58,8 +64,7 @@ class FileHashes:
     def hash(self, path: Path) -> str:
         """BLAKE3 of one file's content."""
         try:
-            status = path.stat()
-            stamp = f"{path.resolve()}|{status.st_ino}|{status.st_size}|{status.st_mtime_ns}|{status.st_ctime_ns}"
+            stamp = file_stamp(path)
             if stamp not in self._known:
                 self._known[stamp] = blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest(length=16)
                 self._changed = True

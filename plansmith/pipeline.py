@@ -11,7 +11,7 @@ from typing import Any
 import builder
 import quantize
 import triton_repo
-from plansmith.calibration import calibration_dependencies, calibration_tools
+from plansmith.calibration import calibration_tools, quantize_dependencies
 from plansmith.config import BuildFile
 from plansmith.console import Console, human_bytes
 from plansmith.fingerprint import code_fingerprint, library_versions
@@ -60,19 +60,15 @@ class Pipeline:
         section = self._file.quantize
         recipe = quantize.load_recipe(section.recipe)
         tools = calibration_tools(recipe, section.calibration, self._console)
-        depends_on = {
-            "source": self._source_hashes(),
-            "recipe": recipe.model_dump(mode="json", exclude={"calibration"}),
-            "code": code_fingerprint("quantize"),
-            "libraries": library_versions("numpy", "ml_dtypes", "gguf", "tokenizers"),
-            **calibration_dependencies(recipe, section.calibration),
-        }
+        depends_on = quantize_dependencies(recipe, section.calibration, self._source_hashes())
+        state = self._store.resume_state("quantize", depends_on)
+        resume = quantize.Resume(state, self._store.key(depends_on), self._console.resuming)
         with self._console.progress("quantize") as progress:
             return self._stage(
                 "quantize",
                 depends_on,
                 lambda output: quantize.quantize_checkpoint(
-                    self._file.model, output, recipe, progress=progress, calibration_tools=tools
+                    self._file.model, output, recipe, progress=progress, calibration_tools=tools, resume=resume
                 ),
             )
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from plansmith.directories import atomic_directory, exclusive
+from plansmith.directories import atomic_directory, exclusive, remove_unfinished, resume_state
 from plansmith.fingerprint import FileHashes, fingerprint
 from plansmith_errors import ArtifactError
 
@@ -66,18 +66,27 @@ class ArtifactStore:
             return None
         return Artifact(stage, key, path, record.seconds, sum(record.files.values()), reused=True)
 
+    def resume_state(self, stage: str, depends_on: dict[str, Any]) -> Path:
+        """The directory that a stage which can be continued keeps beside its unfinished payload."""
+        return resume_state(self.root / f"{stage}-{self.key(depends_on)}")
+
     def make(self, stage: str, depends_on: dict[str, Any], produce: Callable[[Path], object]) -> Artifact:
-        """Reuse the artifact of these dependencies or have ``produce`` write its payload into a new directory."""
+        """Reuse the artifact of these dependencies or have ``produce`` write its payload into a new directory.
+
+        The payload of a run that was killed is found as it was left where the stage keeps ``resume_state``; that of
+        other dependencies of the same stage is removed then.
+        """
         key = self.key(depends_on)
         found = self.find(stage, key)
         if found is not None:
             return found
         final = self.root / f"{stage}-{key}"
         shutil.rmtree(final, ignore_errors=True)  # damaged: find() did not accept it
+        remove_unfinished(self.root, keep=final, names=f"{stage}-*")
         started = time.monotonic()
         with atomic_directory(final) as partial:
             payload = partial / "payload"
-            payload.mkdir()
+            payload.mkdir(exist_ok=True)
             produce(payload)
             files = _file_sizes(payload)
             record = _Record(stage, key, depends_on, round(time.monotonic() - started, 3), files)
@@ -91,7 +100,11 @@ def open_store(root: Path) -> Iterator[ArtifactStore]:
     with exclusive(root / "lock", f"artifact store {root}"):
         store = ArtifactStore(root)
         for partial in root.glob(".*.partial"):
-            shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed; we hold the lock
+            if not partial.with_suffix(".resume").is_dir():
+                shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed; we hold the lock
+        for state in root.glob(".*.resume"):
+            if not state.with_suffix(".partial").is_dir():
+                shutil.rmtree(state, ignore_errors=True)  # killed after its artifact had its name
         try:
             yield store
         finally:

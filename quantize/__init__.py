@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from quantize.recipe import Recipe
     from quantize.recipe_files import list_recipes, load_recipe
     from quantize.report import QuantizeReport, TensorReport
+    from quantize.resume import Resume
 
 __all__ = [
     "CalibrationSettings",
@@ -30,6 +31,7 @@ __all__ = [
     "QuantizeReport",
     "QuantizedTensor",
     "Recipe",
+    "Resume",
     "StoredWeight",
     "TensorInfo",
     "TensorReport",
@@ -64,6 +66,7 @@ _MODULES = {
     "quantize.recipe": ("Recipe",),
     "quantize.recipe_files": ("list_recipes", "load_recipe"),
     "quantize.report": ("QuantizeReport", "TensorReport"),
+    "quantize.resume": ("Resume",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -77,6 +77,9 @@ class Checkpoint(ABC):
         """The whole tensor in float32."""
         return self.load(name).astype(np.float32, copy=False)
 
+    def release(self, name: str) -> None:  # noqa: B027 - most have nothing to give back
+        """The tensor is not needed for now: pages of the mapped file that it took are given back."""
+
     @property
     def chat_template(self) -> str | None:
         """The Jinja text of the (default) chat template."""

@@ -9,35 +9,27 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
-from dataclasses import replace
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from plansmith_errors import QuantizeError
-from quantize.calibration.calibrator import Calibrator, in_layer_order
+from plansmith_errors import PlansmithError, QuantizeError
+from quantize.calibration.calibrator import in_layer_order
 from quantize.calibration.runner import CalibrationTools
 from quantize.calibration.start import Calibration
 from quantize.checkpoint import Checkpoint, open_checkpoint
-from quantize.magnitudes import Magnitudes
-from quantize.plan import PlannedTensor, plan_tensors, split_shards
-from quantize.prepared_tensor import write_companions, write_prepared
+from quantize.plan import PlannedTensor, plan_tensors
 from quantize.quantized_tensor import FORMAT_VERSION, QUANT_METHOD
 from quantize.recipe import Recipe
 from quantize.report import QuantizeReport, TensorReport
+from quantize.resume import Resume
 from quantize.rotation.checkpoint import rotated
-from quantize.safetensors_checkpoint import INDEX_NAME
-from quantize.safetensors_writer import SafetensorsWriter
-from quantize.tensor_job import TensorJob
 from quantize.tokenizer_fit import check_tokenizer_fits
+from quantize.weight_files import Progress, write_weights
 
 MAX_SHARD_BYTES = 4 * 2**30
 _HASHED_BYTES = 8 * 2**20  # of a file that are mapped at a time
-
-Progress = Callable[[int, int, str], None]
-"""Called after each tensor with how many are done, how many there are, and its name."""
 
 
 def quantize_checkpoint(
@@ -48,14 +40,34 @@ def quantize_checkpoint(
     progress: Progress | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     calibration_tools: CalibrationTools | None = None,
+    resume: Resume | None = None,
 ) -> QuantizeReport:
     """Write the quantized checkpoint of ``source`` into ``output``, a new or empty directory.
 
     The caller owns atomicity; config.json is written last, so a directory without it was not finished. The same
     input gives the same bytes. Working memory is bounded, whatever the model's size. A recipe with a calibrated method
-    needs ``calibration_tools``. Raises CheckpointError for the source and QuantizeError for the recipe, the values
-    (NaN, infinity), the calibration text and the output.
+    needs ``calibration_tools``. With ``resume`` a run that was stopped or killed is continued by the next with the same
+    ``output``: what it finished stays, and the result has the same bytes. Raises CheckpointError for the source and
+    QuantizeError for the recipe, the values (NaN, infinity), the calibration text and the output.
     """
+    try:
+        return _quantize(source, output, recipe, progress, max_shard_bytes, calibration_tools, resume)
+    except OSError as error:
+        advice = "the quantized checkpoint is incomplete"
+        if resume is not None:
+            advice = "what is finished is kept, run it again to go on"
+        raise QuantizeError(f"{error.filename or output}: {error.strerror or error}; {advice}") from None
+
+
+def _quantize(
+    source: Path,
+    output: Path,
+    recipe: Recipe,
+    progress: Progress | None,
+    max_shard_bytes: int,
+    calibration_tools: CalibrationTools | None,
+    resume: Resume | None,
+) -> QuantizeReport:
     start = time.perf_counter()
     checkpoint = rotated(open_checkpoint(source), recipe.rotations)
     planned = plan_tensors(checkpoint, recipe)
@@ -63,32 +75,32 @@ def quantize_checkpoint(
     calibration = None
     if recipe.is_calibrated:
         planned = in_layer_order(planned)
-        calibration = Calibration(checkpoint, planned, recipe, calibration_tools)
+        calibration = Calibration(checkpoint, planned, recipe, calibration_tools, keep=resume is not None)
     side_files = checkpoint.side_files()
-    try:
-        _prepare_output(output, sum(tensor.nbytes for tensor in planned))
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0)) + 1) as pool, _Hasher(checkpoint, pool) as hasher:
-            calibrator = calibration.start(output, pool) if calibration is not None else None
-            with calibrator or nullcontext():
-                tensors = _write_weights(checkpoint, planned, output, max_shard_bytes, pool, progress, calibrator)
-            sources = hasher.results()
-        for name, data in side_files.items():
-            (output / name).write_bytes(data)
-        config = _config(checkpoint, recipe, tensors, sources)
-        if calibration is not None:
-            config["quantization_config"]["calibration"] = calibration.record()
-            calibration.coverage.warn()
-        (output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise QuantizeError(
-            f"{error.filename or output}: {error.strerror}; the quantized checkpoint is incomplete"
-        ) from None
+    _prepare_output(output, sum(tensor.nbytes for tensor in planned), resume)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)) + 1) as pool, _Hasher(checkpoint, pool) as hasher:
+        try:
+            tensors = _write_weights(checkpoint, planned, output, max_shard_bytes, pool, progress, calibration, resume)
+        except PlansmithError:
+            if resume is not None:
+                resume.discard()  # the same weights would end here again
+            raise
+        sources = hasher.results()
+    for name, data in side_files.items():
+        (output / name).write_bytes(data)
+    config = _config(checkpoint, recipe, tensors, sources)
+    if calibration is not None:
+        config["quantization_config"]["calibration"] = calibration.record()
+        calibration.coverage.warn()
+    (output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return QuantizeReport(recipe.name, checkpoint.origin, tuple(tensors), time.perf_counter() - start)
 
 
-def _prepare_output(output: Path, needed: int) -> None:
+def _prepare_output(output: Path, needed: int, resume: Resume | None) -> None:
     output.mkdir(parents=True, exist_ok=True)
-    if any(output.iterdir()):
+    if resume is not None:
+        needed -= sum(file.stat().st_size for file in output.iterdir())
+    elif any(output.iterdir()):
         raise QuantizeError(f"{output}: is not empty; give a new directory")
     free = shutil.disk_usage(output).free
     if free < needed:
@@ -133,34 +145,20 @@ def _write_weights(
     max_shard_bytes: int,
     pool: ThreadPoolExecutor,
     progress: Progress | None,
-    calibrator: Calibrator | None,
+    calibration: Calibration | None,
+    resume: Resume | None,
 ) -> list[TensorReport]:
-    shards = split_shards(planned, max_shard_bytes)
-    magnitudes = Magnitudes(checkpoint, pool)
-    reports: list[TensorReport] = []
-    weight_map: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        file_name = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        with SafetensorsWriter(
-            output / file_name, [spec for tensor in shard for spec in (*tensor.specs, *tensor.companions)]
-        ) as writer:
-            for tensor in shard:
-                prepared = calibrator.take(tensor.info.name) if calibrator is not None else None
-                if prepared is not None:
-                    report = write_prepared(tensor, prepared, writer)
-                else:
-                    report = TensorJob(checkpoint, tensor, writer, pool, magnitudes).run()
-                    if calibrator is not None and calibrator.is_uncalibrated(tensor.info.name):
-                        report = replace(report, method="rtn")
-                companions = calibrator.companions(tensor.info.name) if calibrator is not None else ()
-                reports.append(write_companions(tensor, companions, writer, report))
-                weight_map |= {spec.name: file_name for spec in (*tensor.specs, *tensor.companions)}
-                if progress is not None:
-                    progress(len(reports), len(planned), tensor.info.name)
-    if len(shards) > 1:
-        index = {"metadata": {"total_size": sum(report.bytes_out for report in reports)}, "weight_map": weight_map}
-        (output / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    return reports
+    def can_start(num_finished: int) -> bool:
+        return calibration is None or resume is None or calibration.can_start(resume.directory, num_finished)
+
+    with ExitStack() as stack:
+        journal = calibrator = None
+        if resume is not None:
+            journal = stack.enter_context(resume.open(output, planned, max_shard_bytes, pool, can_start))
+        if calibration is not None:
+            directory = output if resume is None else resume.directory
+            calibrator = stack.enter_context(calibration.start(directory, pool, journal))
+        return write_weights(checkpoint, planned, output, max_shard_bytes, pool, progress, calibrator, journal)
 
 
 def _config(

@@ -70,6 +70,10 @@ class SafetensorsCheckpoint(Checkpoint):
         view = self._file_of[name].view(name)
         return view[begin:end] if tensor.shape else view
 
+    def release(self, name: str) -> None:
+        self._stored(name)
+        self._file_of[name].release(name)
+
     def source_files(self) -> list[Path]:
         index = [self.path / INDEX_NAME] if self._index is not None else []
         weights = [file.path for file in self._files]

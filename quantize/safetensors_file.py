@@ -48,6 +48,14 @@ class SafetensorsFile:
         flat = np.frombuffer(self._map, tensor.dtype, prod(tensor.shape), self._data_begin + tensor.begin)
         return flat.reshape(tensor.shape)
 
+    def release(self, name: str) -> None:
+        """Give back the pages of a tensor, which would count as the process's own; views stay valid."""
+        tensor = self.tensors[name]
+        begin = (self._data_begin + tensor.begin) // mmap.PAGESIZE * mmap.PAGESIZE
+        length = self._data_begin + tensor.end - begin
+        if length:
+            self._map.madvise(mmap.MADV_DONTNEED, begin, length)
+
 
 def _read_header(path: Path, file: BinaryIO) -> tuple[dict[str, StoredTensor], int]:
     file_bytes = path.stat().st_size

@@ -53,19 +53,45 @@ class TensorSlot:
 class SafetensorsWriter:
     """One file. ``planned`` bounds the header: the same tensors, none of them smaller than what is added.
 
-    ``metadata_format`` is the header's "format" key: readers of Hugging Face checkpoints expect "pt".
+    ``metadata_format`` is the header's "format" key: readers of Hugging Face checkpoints expect "pt". ``begun`` are the
+    tensors that a run before wrote into the file; what follows them in it is cut off.
     """
 
-    def __init__(self, path: Path, planned: Sequence[TensorSpec], *, metadata_format: str = "plansmith") -> None:
+    def __init__(
+        self,
+        path: Path,
+        planned: Sequence[TensorSpec],
+        *,
+        metadata_format: str = "plansmith",
+        begun: Sequence[TensorSpec] = (),
+    ) -> None:
         self.path = path
         self._format = metadata_format
         self._lock = threading.Lock()
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        self._descriptor = os.open(path, os.O_WRONLY | (0 if begun else os.O_CREAT | os.O_EXCL), 0o644)
         total = sum(spec.nbytes for spec in planned)
         bound = len(_header([(spec, total, total) for spec in planned], self._format))
         self._header_bytes = -(-bound // 8) * 8
         self._placed: list[tuple[TensorSpec, int, int]] = []
         self._data_bytes = 0
+        for spec in begun:
+            self.add(spec)
+        if begun:
+            os.ftruncate(self._descriptor, self.end)
+
+    @property
+    def end(self) -> int:
+        """Bytes of the file up to and with the last tensor."""
+        return 8 + self._header_bytes + self._data_bytes
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Of all tensors so far, in order."""
+        return tuple(spec for spec, _, _ in self._placed)
+
+    def sync(self) -> None:
+        """Wait until all that was written is on the disk. Raises OSError."""
+        os.fdatasync(self._descriptor)
 
     def add(self, spec: TensorSpec) -> TensorSlot:
         """Append a tensor: its rows are then written through the slot."""

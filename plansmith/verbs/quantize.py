@@ -8,9 +8,10 @@ from pathlib import Path
 import click
 
 import quantize
-from plansmith.calibration import calibration_tools
+from plansmith.calibration import calibration_tools, quantize_dependencies
 from plansmith.console import Console, human_bytes
-from plansmith.directories import output_directory
+from plansmith.directories import output_directory, resume_state
+from plansmith.fingerprint import file_stamp, fingerprint
 from plansmith.options import current_options, global_options
 from plansmith.standalone import section_settings
 
@@ -27,7 +28,12 @@ def command(source: Path, output_dir: Path, recipe: str | None) -> None:
     chosen = quantize.load_recipe(recipe or build_file.quantize.recipe)
     tools = calibration_tools(chosen, build_file.quantize.calibration, console)
     with output_directory(output_dir) as partial, console.progress("quantize") as progress:
-        report = quantize.quantize_checkpoint(source, partial, chosen, progress=progress, calibration_tools=tools)
+        stamps = [file_stamp(file) for file in quantize.open_checkpoint(source).source_files()]
+        depends_on = quantize_dependencies(chosen, build_file.quantize.calibration, stamps)
+        resume = quantize.Resume(resume_state(output_dir), fingerprint(depends_on), console.resuming)
+        report = quantize.quantize_checkpoint(
+            source, partial, chosen, progress=progress, calibration_tools=tools, resume=resume
+        )
     tensors = [
         {**asdict(t), "relative_error": t.relative_error, "bits_per_weight": t.bits_per_weight} for t in report.tensors
     ]

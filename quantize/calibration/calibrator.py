@@ -26,6 +26,7 @@ from quantize.calibration.runner import LayerRunner
 from quantize.calibration.sample import CalibrationSample
 from quantize.calibration.smoothing import round_with, smooth, smooth_beside
 from quantize.checkpoint import Checkpoint
+from quantize.journal import Journal
 from quantize.plan import PlannedTensor
 from quantize.prepared_tensor import PreparedTensor
 from quantize.recipe import Int4Settings
@@ -45,6 +46,13 @@ def _layer_of(name: str) -> int:
     return int(match[1]) if match else -1
 
 
+def first_layer(planned: Sequence[PlannedTensor], num_finished: int) -> int:
+    """Where calibration goes on when so many tensors are finished: -1 before the layers, past them when all are."""
+    if num_finished < len(planned):
+        return _layer_of(planned[num_finished].info.name)
+    return _layer_of(planned[-1].info.name) + 1
+
+
 class Calibrator:
     """Finished tensors, asked for in the order of ``in_layer_order``. One layer's weights are in memory at a time.
 
@@ -62,6 +70,7 @@ class Calibrator:
         pool: Executor,
         kv_cache: KvScheme | None,
         coverage: ExpertCoverage,
+        journal: Journal | None = None,
     ) -> None:
         self._checkpoint = checkpoint
         self._rules = {
@@ -72,9 +81,18 @@ class Calibrator:
         self._pool = pool
         self._hidden = hidden
         self._coverage = coverage
-        for window, ids in enumerate(sample.windows):
-            hidden.windows[window] = runner.embed(ids)
-        self._next_layer = 0
+        self._journal = journal
+        self._num_windows = len(sample.windows)
+        self._next_layer = max(first_layer(planned, len(journal.finished) if journal is not None else 0), 0)
+        if journal is not None:
+            coverage.restore(tensor.report for tensor in journal.finished)
+        if self._next_layer == 0:
+            hidden.begin(0)
+            for window, ids in enumerate(sample.windows):
+                hidden.write(window, runner.embed(ids))
+            hidden.end()
+        elif self._next_layer < runner.num_layers:
+            hidden.restore(self._next_layer)
         self._finished: dict[str, PreparedTensor] = {}
 
     def take(self, name: str) -> PreparedTensor | None:
@@ -101,7 +119,11 @@ class Calibrator:
         self._hidden.__exit__(kind, error, trace)
 
     def _run_layer(self, layer: int) -> dict[str, PreparedTensor]:
+        if self._journal is not None:
+            self._journal.begin_sync()  # the layer before reaches the disk while this one is calibrated
         weights = self._runner.layer_weights(layer)
+        for name in weights:
+            self._checkpoint.release(name)
         prefix = f"model.layers.{layer}."
         sets = linear_sets(self._coverage.mixture, layer)
         ranges = self._inputs.smoothed_ranges(prefix)
@@ -186,8 +208,8 @@ class Calibrator:
 
         if not grams and not ranges:
             return
-        for window in self._hidden.windows:
-            self._runner.run_layer(layer, weights, window, observe)
+        for window in range(self._num_windows):
+            self._runner.run_layer(layer, weights, self._hidden.read(window), observe)
         self._coverage.end()
         for name, gram in grams.items():
             if not np.isfinite(gram.mean_square).all():
@@ -198,9 +220,12 @@ class Calibrator:
             ranges.observe(name, inputs)
             self._coverage.observe(name, inputs)
 
-        windows = self._hidden.windows
-        for window in range(len(windows)):
-            windows[window] = self._runner.run_layer(layer, weights, windows[window], observe)
+        if self._journal is not None:
+            self._journal.settle()  # what the layer before read is about to go
+        self._hidden.begin(layer + 1)
+        for window in range(self._num_windows):
+            self._hidden.write(window, self._runner.run_layer(layer, weights, self._hidden.read(window), observe))
+        self._hidden.end()
 
     def _folding(
         self, linears: LinearSet, prefix: str, weights: dict[str, Float32], names: list[str]

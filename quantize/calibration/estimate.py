@@ -71,9 +71,18 @@ class LayerShape:
 
 
 def estimate_cost(
-    layers: Sequence[LayerShape], hidden_size: int, num_samples: int, sequence_length: int, max_activation_bytes: float
+    layers: Sequence[LayerShape],
+    hidden_size: int,
+    num_samples: int,
+    sequence_length: int,
+    max_activation_bytes: float,
+    *,
+    keep: bool = False,
 ) -> CostEstimate:
-    """Every layer runs twice: to see its inputs, and with its new weights to make the inputs of the next."""
+    """Every layer runs twice: to see its inputs, and with its new weights to make the inputs of the next.
+
+    ``keep``: a layer's inputs and its outputs are both kept on the disk.
+    """
     num_tokens = num_samples * sequence_length
     forward = sum(2 * 2.0 * layer.active_weights * num_tokens for layer in layers)
     attention = len(layers) * 2 * 4.0 * num_tokens * sequence_length * hidden_size
@@ -87,7 +96,7 @@ def estimate_cost(
         flops=flops,
         seconds=flops / (_SHARE_OF_PEAK * _flops_per_second()) + rounding,
         ram_bytes=max((_layer_bytes(layer, num_tokens) for layer in layers), default=0.0) + activations - spilled,
-        disk_bytes=spilled,
+        disk_bytes=2 * activations if keep else spilled,
     )
 
 

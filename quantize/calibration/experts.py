@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from quantize.calibration.gram import Gram
 from quantize.calibration.linear_sets import LinearSet
 from quantize.calibration.ranges import Ranges
 from quantize.mixture import Mixture
+from quantize.report import TensorReport
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +78,10 @@ class ExpertCoverage:
         if name in self._watched:
             self._num_tokens[self._watched[name]] += len(inputs)
 
+    def restore(self, reports: Iterable[TensorReport]) -> None:
+        """Take over what a run before, which was stopped, found of its layers."""
+        self._num_tokens |= {_expert_of(report.name): 0 for report in reports if report.method == "rtn"}
+
     def end(self) -> None:
         """What the layer runs again with its new weights does not count."""
         self._watched = {}
@@ -108,8 +114,9 @@ class ExpertCoverage:
 
     @property
     def uncalibrated(self) -> list[str]:
-        """Names of the experts that saw too few tokens, layer by layer."""
-        return [name for name, num_tokens in self._num_tokens.items() if num_tokens < self._min_tokens]
+        """Names of the experts that saw too few tokens, by layer and number."""
+        names = [name for name, num_tokens in self._num_tokens.items() if num_tokens < self._min_tokens]
+        return sorted(names, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
 
     def is_uncalibrated(self, name: str) -> bool:
         """Whether the tensor ``name`` belongs to such an expert."""

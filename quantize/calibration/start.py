@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from plansmith_errors import QuantizeError
-from quantize.calibration.calibrator import Calibrator
+from quantize.calibration.calibrator import Calibrator, first_layer
 from quantize.calibration.estimate import CostEstimate, LayerShape, check_limit, estimate_cost
 from quantize.calibration.experts import ExpertCoverage
-from quantize.calibration.hidden_states import HiddenStates
+from quantize.calibration.hidden_states import HiddenStates, is_kept
 from quantize.calibration.linear_sets import linear_sets
 from quantize.calibration.runner import CalibrationTools
 from quantize.calibration.sample import CalibrationSample, load_sample
 from quantize.calibration.settings import CalibrationSettings
 from quantize.checkpoint import Checkpoint
+from quantize.journal import Journal
 from quantize.mixture import Mixture
 from quantize.plan import PlannedTensor
 from quantize.recipe import Method, Recipe
@@ -30,11 +31,18 @@ class Calibration:
     """The tokens are chosen and the cost is known; no work is done yet. Raises QuantizeError."""
 
     def __init__(
-        self, checkpoint: Checkpoint, planned: Sequence[PlannedTensor], recipe: Recipe, tools: CalibrationTools | None
+        self,
+        checkpoint: Checkpoint,
+        planned: Sequence[PlannedTensor],
+        recipe: Recipe,
+        tools: CalibrationTools | None,
+        *,
+        keep: bool = False,  # the activations of each layer, to start there again
     ) -> None:
         if tools is None:
             raise QuantizeError(f"recipe {recipe.name!r} needs calibration; pass calibration tools")
         settings = tools.settings or recipe.calibration or CalibrationSettings()
+        self._keep = keep
         self._checkpoint = checkpoint
         self._planned = planned
         self._kv_cache = recipe.kv_cache
@@ -61,17 +69,34 @@ class Calibration:
             tools.on_estimate(self.cost)
         check_limit(self.cost, settings.max_seconds)
 
-    def start(self, directory: Path, pool: Executor) -> Calibrator:
-        """``directory`` takes the file of activations, if there are many."""
-        shape = (*self.sample.windows.shape, self._runner.hidden_size)
-        hidden = HiddenStates((shape[0], shape[1], shape[2]), self._max_bytes, directory)
+    def start(self, directory: Path, pool: Executor, journal: Journal | None = None) -> Calibrator:
+        """``directory`` takes the files of activations, if they are many or kept."""
+        hidden = HiddenStates(self._hidden_shape, self._max_bytes, directory, keep=self._keep, pool=pool)
         return Calibrator(
-            self._checkpoint, self._planned, self._runner, self.sample, hidden, pool, self._kv_cache, self.coverage
+            self._checkpoint,
+            self._planned,
+            self._runner,
+            self.sample,
+            hidden,
+            pool,
+            self._kv_cache,
+            self.coverage,
+            journal,
         )
 
     def record(self) -> dict[str, Any]:
         """What config.json says of it, when all is done."""
         return {**self.sample.record(), **self.coverage.record()}
+
+    def can_start(self, directory: Path, num_finished: int) -> bool:
+        """Whether ``directory`` holds what the next layer reads."""
+        layer = first_layer(self._planned, num_finished)
+        return not 0 < layer < self._runner.num_layers or is_kept(directory, layer, self._hidden_shape)
+
+    @property
+    def _hidden_shape(self) -> tuple[int, int, int]:
+        num_samples, sequence_length = self.sample.windows.shape
+        return num_samples, sequence_length, self._runner.hidden_size
 
     def _estimate(self, settings: CalibrationSettings) -> CostEstimate:
         return estimate_cost(
@@ -80,6 +105,7 @@ class Calibration:
             settings.num_samples,
             settings.sequence_length,
             self._max_bytes,
+            keep=self._keep,
         )
 
     def _layer_shape(self, layer: int) -> LayerShape:

@@ -76,6 +76,9 @@ class RotatedCheckpoint(Checkpoint):
     def load_dtype(self, name: str) -> np.dtype[Any]:
         return self._source.load_dtype(name) if _is_norm(name) else np.dtype(np.float32)
 
+    def release(self, name: str) -> None:
+        self._source.release(self._stored_name(name))
+
     def kept_dtype(self, name: str) -> np.dtype[Any]:
         return self._source.kept_dtype(self._stored_name(name))
 

@@ -85,8 +85,11 @@ def test_the_cost_grows_with_the_tokens_and_a_limit_names_a_sample_that_fits() -
 
 def test_many_activations_lie_in_a_file_without_a_name(tmp_path: Path) -> None:
     with HiddenStates((2, 3, 4), 0, tmp_path) as hidden:
-        hidden.windows[:] = 1
-        assert hidden.on_disk and hidden.windows.sum() == 24
+        hidden.begin(0)
+        for window in range(2):
+            hidden.write(window, np.full((3, 4), window, np.float32))
+        hidden.end()
+        assert hidden.on_disk and hidden.read(0).sum() == 0 and hidden.read(1).sum() == 12
         assert list(tmp_path.iterdir()) == []
     with HiddenStates((2, 3, 4), 1e9, tmp_path) as hidden:
         assert not hidden.on_disk
