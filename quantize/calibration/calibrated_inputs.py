@@ -21,12 +21,11 @@ _NAMED = 3  # of the modules that an error lists
 
 
 class CalibratedInputs:
-    """Scales are those of the layer as it was quantized and folded. Raises QuantizeError where nothing was seen."""
+    """Scales are those of the layer with its factors folded. Raises QuantizeError where nothing was seen."""
 
     def __init__(self, planned: Sequence[PlannedTensor], kv_cache: KvScheme | None) -> None:
         self._planned = {tensor.info.name: tensor for tensor in planned}
         self._kv_largest = None if kv_cache is None else LARGEST[kv_cache]
-        self._multipliers: dict[str, Float32] = {}  # pre_quant_scale, by the name of the weight
         self._values: dict[str, npt.NDArray[Any]] = {}  # of companions, by their names
 
     def is_smoothed(self, weight: str) -> bool:
@@ -51,31 +50,38 @@ class CalibratedInputs:
 
     def static_ranges(self, prefix: str) -> Ranges:
         """Of the inputs, keys and values that get a static scale."""
-        wanted = [name for name in self._of_layer(prefix) if self._has(name, input_scale_name(name))]
+        wanted = [name for name in self._of_layer(prefix) if self._waits_for(name, input_scale_name(name))]
         scales = [kv_scale_name(name) for name in self._of_layer(prefix)]
         return Ranges([*wanted, *(scale for scale in scales if scale is not None and self._kv_largest is not None)])
 
-    def set_multiplier(self, weights: Iterable[str], multiplier: Float32) -> None:
-        """What the inputs of these linears are multiplied with, [in]."""
+    def set_multiplier(self, weights: Iterable[str], multiplier: Float32, largest: Float32) -> None:
+        """What the inputs of these linears are multiplied with, [in], and their ``largest`` magnitudes before, [in].
+
+        The factors were made for this range, so a static scale is that of their product, as ModelOpt has it.
+        """
         for name in weights:
-            self._multipliers[name] = self._values[pre_quant_scale_name(name)] = multiplier
+            self._values[pre_quant_scale_name(name)] = multiplier
+            if self._waits_for(name, input_scale_name(name)):
+                self._set_scale(name, (largest * multiplier).max())
 
     def set_scales(self, ranges: Ranges) -> None:
         """The static scales of a layer."""
-        unseen = []
-        for name, columns in ranges.items():
-            largest = np.float32((columns * self._multipliers.get(name, np.float32(1))).max())
-            if not np.isfinite(largest) or largest <= 0:
-                unseen.append(name.removesuffix(".weight"))
-                continue
-            divisor, stored = self._target(name)
-            self._values[stored] = np.array(max(largest / np.float32(divisor), np.finfo(np.float32).tiny), np.float32)
+        unseen = [name for name, columns in ranges.items() if not self._set_scale(name, columns.max())]
         if unseen:
+            named = ", ".join(name.removesuffix(".weight") for name in unseen[:_NAMED])
             more = f" and {len(unseen) - _NAMED} more" if len(unseen) > _NAMED else ""
             raise QuantizeError(
-                f"calibration saw nothing but zeros (or no finite value) at {', '.join(unseen[:_NAMED])}{more}, so "
-                "there is no static scale; give another calibration text, or activation_scale token"
+                f"calibration saw nothing but zeros (or no finite value) at {named}{more}, so there is no static "
+                "scale; give another calibration text, or activation_scale token"
             )
+
+    def _set_scale(self, name: str, largest: np.float32) -> bool:
+        """False when there is nothing to take a scale from; then it still waits for one."""
+        if not np.isfinite(largest) or largest <= 0:
+            return False
+        divisor, stored = self._target(name)
+        self._values[stored] = np.array(max(largest / np.float32(divisor), np.finfo(np.float32).tiny), np.float32)
+        return True
 
     def companions(self, weight: str) -> tuple[npt.NDArray[Any], ...]:
         """Values of the tensor's companions, in their order."""
@@ -91,5 +97,7 @@ class CalibratedInputs:
     def _of_layer(self, prefix: str) -> list[str]:
         return [name for name in self._planned if name.startswith(prefix)]
 
-    def _has(self, weight: str, companion: str) -> bool:
-        return any(spec.name == companion for spec in self._planned[weight].companions)
+    def _waits_for(self, weight: str, companion: str) -> bool:
+        return companion not in self._values and any(
+            spec.name == companion for spec in self._planned[weight].companions
+        )

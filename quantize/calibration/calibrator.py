@@ -162,7 +162,7 @@ class Calibrator:
             largest = ranges.columns(names[0])
             if not tensors[0].folds_smoothing:
                 prepared, multiplier = smooth_beside(tensors, weights, largest)
-                self._inputs.set_multiplier(names, multiplier)
+                self._inputs.set_multiplier(names, multiplier, largest)
                 finished |= prepared
                 continue
             folding = self._folding(linears, prefix, weights, names)

@@ -12,7 +12,6 @@ from quantize.calibration.folding import Folding
 from quantize.chunk_rounding import round_chunk
 from quantize.plan import PlannedTensor
 from quantize.prepared_tensor import PreparedTensor
-from quantize.quantized_tensor import QuantizedTensor
 from quantize.rounding import RoundedRows, fp8_scale
 
 Float32 = npt.NDArray[np.float32]
@@ -35,10 +34,7 @@ def smoothing_factors(weights: Sequence[Float32], largest_inputs: Float32, alpha
 def smooth(
     tensors: Sequence[PlannedTensor], weights: dict[str, Float32], largest_inputs: Float32, folding: Folding
 ) -> dict[str, PreparedTensor]:
-    """Smooth and round linears that share an input; the factors go where ``folding`` says.
-
-    ``weights`` then hold what a reader of the checkpoint will see.
-    """
+    """Smooth and round linears that share an input; the factors go where ``folding`` says, in ``weights`` as well."""
     names = [tensor.info.name for tensor in tensors]
     shared = folding.shared_largest(largest_inputs)
     wanted = smoothing_factors([weights[name] for name in names], shared, _alpha(tensors[0]))
@@ -58,12 +54,16 @@ def smooth_beside(
 def round_with(
     tensors: Sequence[PlannedTensor], weights: dict[str, Float32], factors: Float32, multiplier: Float32
 ) -> dict[str, PreparedTensor]:
-    """Round ``weights`` times ``factors`` [in]; they are read as what was rounded times ``multiplier`` [in]."""
+    """Round ``weights`` times ``factors`` [in]; the inputs are to be multiplied with ``multiplier`` [in].
+
+    What eight bits change in the weights is left out of ``weights``, as it is for tensors that need no calibration:
+    the next layer's ranges are then those of the unquantized model, as ModelOpt's are.
+    """
     prepared = {}
     for tensor in tensors:
-        name = tensor.info.name
-        prepared[name], read = _rounded(tensor, weights[name] * factors)
-        weights[name] = read * multiplier
+        scaled = weights[tensor.info.name] * factors
+        prepared[tensor.info.name] = _rounded(tensor, scaled)
+        weights[tensor.info.name] = scaled * multiplier
     return prepared
 
 
@@ -71,12 +71,11 @@ def _alpha(planned: PlannedTensor) -> float:
     return (planned.inputs and planned.inputs.smoothing) or 0.0
 
 
-def _rounded(planned: PlannedTensor, weights: Float32) -> tuple[PreparedTensor, Float32]:
-    """fp8 and int8 of ``weights``, and back."""
+def _rounded(planned: PlannedTensor, weights: Float32) -> PreparedTensor:
+    """fp8 and int8 of ``weights``."""
     is_whole = planned.floats is not None and planned.floats.granularity == "tensor"
     scale = np.float32(fp8_scale(np.abs(weights).max())) if is_whole else None
     # Only int4's scales may not fit their type.
     rounded, norm = cast("tuple[RoundedRows, float]", round_chunk(weights, 0, planned, np.float32, scale))
     scales = np.array(scale, np.float32) if rounded.scales is None else rounded.scales
-    read = QuantizedTensor(planned.scheme, weights.shape, rounded.values, scales).dequantize()
-    return PreparedTensor((rounded.values, scales), norm, rounded.squared_error), np.ascontiguousarray(read)
+    return PreparedTensor((rounded.values, scales), norm, rounded.squared_error)

@@ -25,7 +25,8 @@ def float_dtype(checkpoint: Checkpoint, options: ExportOptions) -> np.dtype[Any]
     if options.dtype == "auto":
         own = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
         return DTYPES[own] if own in ("float16", "bfloat16") else DTYPES["float16"]
-    if options.dtype == "float32" and options.format != "compressed-tensors":
+    is_for_kernels = options.format != "compressed-tensors" and options.consumer != "modelopt"
+    if options.dtype == "float32" and is_for_kernels:
         raise ExportError(f"the format {options.format!r} is for 16-bit kernels; give --dtype float16 or bfloat16")
     return DTYPES[options.dtype]
 

@@ -1,4 +1,4 @@
-"""ModelOpt's Hugging Face layout, which TensorRT-LLM 1.3 and later load: W4A16_AWQ and FP8_PER_CHANNEL_PER_TOKEN.
+"""ModelOpt's Hugging Face layout, which TensorRT-LLM 1.3 and later and vLLM load.
 
 https://github.com/NVIDIA/Model-Optimizer, modelopt/torch/export: unified_export_hf.py and convert_hf_config.py.
 """
@@ -7,51 +7,27 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from quantize.dtypes import FLOAT8_E4M3
-from quantize.export.casting import required_scales
 from quantize.export.hf_tensors import hf_tensors
-from quantize.export.int4_rows import pack_rows
+from quantize.export.modelopt_schemes import layer_config, pack_weight, weight_specs
 from quantize.export.source import ExportSource
 from quantize.export.writing import PlannedTensors
-from quantize.model_shape import Linear
-from quantize.quantized_tensor import QuantizedTensor
-from quantize.safetensors_writer import TensorSpec
 
-_ALGORITHMS = {"int4": "W4A16_AWQ", "fp8": "FP8_PER_CHANNEL_PER_TOKEN"}
 _PRODUCER = {"name": "modelopt"}  # by this name loaders recognise the layout
-_FLOAT32 = np.dtype(np.float32)
+_KV_SCHEME = {"dynamic": False, "num_bits": 8, "type": "float"}
 
 
 def plan(source: ExportSource) -> list[PlannedTensors]:
     """Every tensor of the checkpoint."""
-    return list(hf_tensors(source, lambda name, linear: _specs(source, name, linear), _pack))
-
-
-def _specs(source: ExportSource, name: str, linear: Linear) -> tuple[TensorSpec, ...]:
-    rows, columns, group = linear.out_features, linear.in_features, source.scheme.group_size
-    if group is None:
-        return (TensorSpec(name, FLOAT8_E4M3, (rows, columns)), TensorSpec(f"{name}_scale", _FLOAT32, (rows,)))
-    return (
-        TensorSpec(name, np.dtype(np.uint8), (rows // 2, columns)),
-        TensorSpec(f"{name}_scale", _FLOAT32, (rows, columns // group)),
-    )
-
-
-def _pack(name: str, weight: QuantizedTensor) -> list[npt.NDArray[Any]]:
-    scales = required_scales(name, weight).astype(np.float32)
-    if weight.scheme == "fp8":
-        return [weight.values, scales.reshape(-1)]
-    return [pack_rows(weight.unpacked()), scales]
+    return list(hf_tensors(source, lambda name, linear: weight_specs(name, linear, source.schemes[name]), pack_weight))
 
 
 def quant_config(source: ExportSource) -> dict[str, Any]:
     """hf_quant_config.json"""
-    quantization: dict[str, Any] = {"quant_algo": _ALGORITHMS[source.scheme.name], "kv_cache_quant_algo": None}
-    if source.scheme.group_size is not None:
-        quantization |= {"group_size": source.scheme.group_size, "has_zero_point": False, "pre_quant_scale": False}
+    quantization: dict[str, Any] = {"kv_cache_quant_algo": source.kv_cache and source.kv_cache.upper()}
+    if len(source.quantized_schemes) == 1:
+        quantization |= layer_config(source.quantized_schemes[0])
+    else:
+        quantization |= {"quant_algo": "MIXED_PRECISION", "quantized_layers": _layers(source)}
     quantization["exclude_modules"] = ["lm_head", *source.unquantized_modules]
     return {"producer": _PRODUCER, "quantization": quantization}
 
@@ -60,4 +36,14 @@ def config(source: ExportSource) -> dict[str, Any]:
     """quantization_config of config.json, which vLLM reads in place of hf_quant_config.json."""
     quantization = quant_config(source)["quantization"]
     ignored = quantization.pop("exclude_modules")
-    return {"ignore": ignored, **quantization, "producer": _PRODUCER, "quant_method": "modelopt"}
+    kv_cache = {} if source.kv_cache is None else {"kv_cache_scheme": _KV_SCHEME}
+    return {"ignore": ignored, **quantization, **kv_cache, "producer": _PRODUCER, "quant_method": "modelopt"}
+
+
+def _layers(source: ExportSource) -> dict[str, dict[str, Any]]:
+    """The scheme of every quantized module, by name."""
+    return {
+        name.removesuffix(".weight"): layer_config(scheme)
+        for name, scheme in source.schemes.items()
+        if scheme.name != "none"
+    }

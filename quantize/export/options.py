@@ -8,20 +8,21 @@ from typing import Literal
 from plansmith_errors import ExportError
 
 Format = Literal["trtllm", "compressed-tensors", "modelopt"]
-Consumer = Literal["tensorrt-llm-1.2", "tensorrt-llm", "vllm", "sglang"]
+Consumer = Literal["tensorrt-llm-1.2", "tensorrt-llm", "vllm", "sglang", "modelopt"]
 DtypeChoice = Literal["auto", "float16", "bfloat16", "float32"]
 
 # The first consumer of a format is the one that is meant when none is named.
 CONSUMERS: dict[Format, tuple[Consumer, ...]] = {
     "trtllm": ("tensorrt-llm-1.2",),
     "compressed-tensors": ("vllm", "sglang", "tensorrt-llm"),
-    "modelopt": ("tensorrt-llm", "vllm"),
+    "modelopt": ("tensorrt-llm", "vllm", "modelopt"),
 }
 LABELS: dict[Consumer, str] = {
     "tensorrt-llm-1.2": "trtllm-build of TensorRT-LLM 1.2",
     "tensorrt-llm": "TensorRT-LLM 1.3 and later",
     "vllm": "vLLM",
     "sglang": "SGLang",
+    "modelopt": "tools that read what ModelOpt 0.47 writes",
 }
 
 

@@ -11,8 +11,6 @@ from quantize.activations import Activations, activations_of
 from quantize.checkpoint import Checkpoint
 from quantize.model_shape import FUSED_SETS, ModelShape
 
-EXPORTED = ("int4", "int8", "fp8", "none")
-
 
 @dataclass(frozen=True)
 class LinearScheme:
@@ -36,11 +34,12 @@ class LinearScheme:
         if self.name == "fp8" and self.granularity != "channel":
             return f"fp8 with one scale per {self.granularity}"
         if self.name != "int4":
-            return {"none": "not quantized"}.get(self.name, self.name)
+            return {"none": "not quantized", "mixed": "in several schemes"}.get(self.name, self.name)
         return f"int4 {'symmetric' if self.symmetric else 'asymmetric'} in groups of {self.group_size}"
 
 
 NOT_QUANTIZED = LinearScheme("none")
+MIXED = LinearScheme("mixed")  # of a whole model
 
 
 def scheme_of(entry: Mapping[str, Any]) -> LinearScheme:
@@ -58,33 +57,22 @@ def scheme_of(entry: Mapping[str, Any]) -> LinearScheme:
 
 
 def linear_schemes(checkpoint: Checkpoint, shape: ModelShape) -> dict[str, LinearScheme]:
-    """The scheme of every linear weight of the decoder, by name. Raises ExportError for one that is not exported."""
+    """The scheme of every linear weight of the decoder, by name. Raises ExportError for unknown activations."""
     config = checkpoint.config.get("quantization_config") or {}
     entries = config.get("tensors") or {}
-    schemes = {}
-    for name, _ in shape.linear_weights():
-        scheme = schemes[name] = scheme_of(entries.get(name) or {})
-        if scheme.name not in EXPORTED or scheme.granularity != "channel":
-            raise ExportError(f"tensor {name!r} is {scheme}; exported are int4, int8 and fp8 with a scale per channel")
-        if scheme.activations is not None or scheme.has_pre_quant_scale:
-            raise ExportError(f"tensor {name!r} is {scheme}; quantized activations are not exported")
-    if "kv_cache" in config:
-        raise ExportError(f"the checkpoint has scales of the KV cache ({config['kv_cache']}); they are not exported")
-    return schemes
+    try:
+        return {name: scheme_of(entries.get(name) or {}) for name, _ in shape.linear_weights()}
+    except ValueError as error:
+        raise ExportError(f"{checkpoint.path}: quantization_config: {error}") from None
 
 
 def common_scheme(schemes: Mapping[str, LinearScheme]) -> LinearScheme:
-    """The scheme of all linears that are quantized. Raises ExportError when there are several, or none at all is shared
-    by a set that run-times fuse into one matrix (q, k, v; gate, up)."""
-    quantized = {name: scheme for name, scheme in schemes.items() if scheme != NOT_QUANTIZED}
-    found = list(dict.fromkeys(quantized.values()))
-    if len(found) > 1:
-        other = next(name for name, scheme in quantized.items() if scheme == found[1])
-        raise ExportError(
-            f"linears are stored as {found[0]} and as {found[1]} ({other!r} and others); "
-            "an export has one scheme besides unquantized layers; quantize with one scheme for all linears"
-        )
+    """The scheme of all linears that are quantized, MIXED where there are several. Raises ExportError when a set that
+    run-times fuse into one matrix (q, k, v; gate, up) does not share one."""
     _check_fused(schemes)
+    found = list(dict.fromkeys(scheme for scheme in schemes.values() if scheme != NOT_QUANTIZED))
+    if len(found) > 1:
+        return MIXED
     return found[0] if found else NOT_QUANTIZED
 
 

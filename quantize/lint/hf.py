@@ -11,7 +11,7 @@ from quantize.dtypes import SOURCE_FLOATS
 from quantize.export.scheme import LinearScheme
 from quantize.lint.finding import Expected, Finding, compare
 from quantize.lint.hf_scheme import HfScheme, read_scheme
-from quantize.lint.parts import GROUPED, plain
+from quantize.lint.parts import GROUPED, neutral_parts, plain
 from quantize.model_shape import LM_HEAD, ModelShape
 
 
@@ -56,21 +56,32 @@ def expected_tensors(shape: ModelShape, scheme: HfScheme) -> dict[str, Expected]
 def _companions(name: str, num_inputs: int, scheme: HfScheme) -> dict[str, Expected]:
     """What is stored of a linear's inputs, and of keys or values."""
     own, found = scheme.of(name), {}
+    if scheme.parts is not neutral_parts:  # the layouts of others have the inputs' among the parts
+        return _kv_scale(name, scheme)
     if own.activations is not None and own.activations.scale == "static":
         found[input_scale_name(name)] = Expected(("float32",), (), is_scale=True)
     if own.has_pre_quant_scale:
         found[pre_quant_scale_name(name)] = Expected(("float32",), (num_inputs,), is_scale=True)
-    kv_scale = kv_scale_name(name)
-    if scheme.has_kv_scales and kv_scale is not None:
-        found[kv_scale] = Expected(("float32",), (), is_scale=True)
-    return found
+    return found | _kv_scale(name, scheme)
+
+
+def _kv_scale(name: str, scheme: HfScheme) -> dict[str, Expected]:
+    scale = kv_scale_name(name)
+    if scale is None or not scheme.has_kv_scales:
+        return {}
+    if scheme.kv_in_linear:
+        return {scale: Expected(("float32",), (), is_scale=True)}
+    module, _, kind = scale.rpartition(".")
+    return {f"{module.rpartition('.')[0]}.{kind}": Expected(("bfloat16", "float16", "float32"), (1,), is_scale=True)}
 
 
 def _stored(name: str, size: tuple[int, ...], scheme: HfScheme) -> dict[str, Expected]:
     own = scheme.of(name)
     if len(size) != 2 or own.name == "none":
         return {name: Expected(SOURCE_FLOATS, size)} if len(size) != 2 else {name: plain(*size)[""]}
-    return {name + suffix: expected for suffix, expected in scheme.parts(own, *size).items()}
+    module = name.removesuffix(".weight")
+    parts = scheme.parts(own, *size)
+    return {(module if part.startswith(".") else name) + part: expected for part, expected in parts.items()}
 
 
 def _group_findings(shape: ModelShape, scheme: HfScheme) -> list[Finding]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from plansmith_errors import CheckpointError
 from quantize.architectures import role_of
 from quantize.checkpoint import Checkpoint, parse_json_object
+from quantize.export.compressed_tensors_schemes import scheme_described
+from quantize.export.modelopt_schemes import scheme_named
 from quantize.export.scheme import NOT_QUANTIZED, LinearScheme, scheme_of
 from quantize.lint.parts import NEUTRAL, Parts, compressed_tensors_parts, modelopt_parts, neutral_parts
 from quantize.quantized_tensor import QUANT_METHOD
@@ -25,6 +28,7 @@ class HfScheme:
     ignored: frozenset[str] = frozenset()
     allows_pre_quant_scale: bool = False
     has_kv_scales: bool = False
+    kv_in_linear: bool = True  # scales of keys and values belong to k_proj and v_proj, not to the attention module
 
     def of(self, name: str) -> LinearScheme:
         """The scheme of the weight ``name``."""
@@ -72,22 +76,34 @@ def _neutral(checkpoint: Checkpoint, config: Mapping[str, Any]) -> HfScheme:
 
 def _compressed_tensors(checkpoint: Checkpoint, config: Mapping[str, Any]) -> HfScheme:
     groups = config.get("config_groups")
-    group = next(iter(groups.values()), None) if isinstance(groups, dict) and len(groups) == 1 else None
-    weights = group.get("weights") if isinstance(group, dict) else None
-    if not isinstance(weights, dict):
-        raise CheckpointError(f"{checkpoint.path}: quantization_config: expected one group of weights in config_groups")
-    kind = (weights.get("num_bits"), weights.get("type"), weights.get("strategy"))
-    known = {
-        (4, "int", "group"): LinearScheme("int4", weights.get("group_size"), weights.get("symmetric") is not False),
-        (8, "int", "channel"): LinearScheme("int8"),
-        (8, "float", "channel"): LinearScheme("fp8"),
-    }
-    if kind not in known:
-        raise CheckpointError(
-            f"{checkpoint.path}: weights of {kind[0]} bits, type {kind[1]!r}, strategy {kind[2]!r} are not known here; "
-            "known: int4 in groups, int8 and fp8 per channel"
+    if not isinstance(groups, dict) or not groups or not all(isinstance(group, dict) for group in groups.values()):
+        raise CheckpointError(f"{checkpoint.path}: quantization_config: config_groups is {groups!r}, expected groups")
+    ignored = _names(checkpoint, config, "ignore")
+    has_kv_scales = config.get("kv_cache_scheme") is not None
+    found = [(_described(checkpoint, group), group.get("targets")) for group in groups.values()]
+    if len(found) == 1 and found[0][1] == ["Linear"]:
+        return HfScheme(
+            compressed_tensors_parts, {}, found[0][0], ignored, has_kv_scales=has_kv_scales, kv_in_linear=False
         )
-    return HfScheme(compressed_tensors_parts, {}, known[kind], _names(checkpoint, config, "ignore"))
+    by_name: dict[str, LinearScheme] = {}
+    for scheme, targets in found:
+        if not isinstance(targets, list) or not all(isinstance(name, str) and ":" not in name for name in targets):
+            raise CheckpointError(f"{checkpoint.path}: targets are {targets!r}; known here are Linear and module names")
+        by_name |= {f"{name}.weight": scheme for name in targets}
+    return HfScheme(compressed_tensors_parts, by_name, ignored=ignored, has_kv_scales=has_kv_scales, kv_in_linear=False)
+
+
+def _described(checkpoint: Checkpoint, group: Mapping[str, Any]) -> LinearScheme:
+    weights, inputs = group.get("weights"), group.get("input_activations")
+    if not isinstance(weights, dict) or not (inputs is None or isinstance(inputs, dict)):
+        raise CheckpointError(f"{checkpoint.path}: quantization_config: expected weights in every one of config_groups")
+    scheme = scheme_described(weights, inputs)
+    if scheme is None:
+        raise CheckpointError(
+            f"{checkpoint.path}: weights of {weights.get('num_bits')} bits, type {weights.get('type')!r}, strategy "
+            f"{weights.get('strategy')!r} are not known here; known: int4 groups, int8 channels, fp8, nvfp4, mxfp4"
+        )
+    return scheme
 
 
 def _modelopt(checkpoint: Checkpoint) -> HfScheme:
@@ -97,15 +113,29 @@ def _modelopt(checkpoint: Checkpoint) -> HfScheme:
     config = parse_json_object(path.read_bytes(), str(path)).get("quantization")
     if not isinstance(config, dict):
         raise CheckpointError(f"{path}: expected a mapping under 'quantization'")
-    algorithm = config.get("quant_algo")
     ignored = _names(checkpoint, config, "exclude_modules")
-    if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
-        return HfScheme(modelopt_parts, {}, LinearScheme("fp8"), ignored)
-    if algorithm == "W4A16_AWQ":
-        return HfScheme(modelopt_parts, {}, LinearScheme("int4", config.get("group_size")), ignored, True)
-    raise CheckpointError(
-        f"{path}: quant_algo {json.dumps(algorithm)} is not known here; known: W4A16_AWQ, FP8_PER_CHANNEL_PER_TOKEN"
-    )
+    has_kv_scales = config.get("kv_cache_quant_algo") is not None
+    if config.get("quant_algo") != "MIXED_PRECISION":
+        scheme = _named(path, config)
+        return HfScheme(modelopt_parts, {}, scheme, ignored, _may_multiply(scheme), has_kv_scales)
+    layers = config.get("quantized_layers")
+    if not isinstance(layers, dict) or not all(isinstance(layer, dict) for layer in layers.values()):
+        raise CheckpointError(f"{path}: quantized_layers is {layers!r}, expected a mapping of modules")
+    by_name = {f"{name}.weight": _named(path, layer) for name, layer in layers.items()}
+    multiplies = any(map(_may_multiply, by_name.values()))
+    return HfScheme(modelopt_parts, by_name, NOT_QUANTIZED, ignored, multiplies, has_kv_scales)
+
+
+def _named(path: Path, config: Mapping[str, Any]) -> LinearScheme:
+    scheme = scheme_named(config)
+    if scheme is None:
+        raise CheckpointError(f"{path}: quant_algo {json.dumps(config.get('quant_algo'))} is not known here")
+    return scheme
+
+
+def _may_multiply(scheme: LinearScheme) -> bool:
+    """Whether ModelOpt stores factors of the inputs where it could not fold them."""
+    return scheme.name == "int4" or (scheme.name == "int8" and scheme.activations is not None)
 
 
 def _names(checkpoint: Checkpoint, config: Mapping[str, Any], key: str) -> frozenset[str]:

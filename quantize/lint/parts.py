@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from quantize.dtypes import SOURCE_FLOATS
+import numpy as np
+
+from quantize.dtypes import FLOAT8_E4M3, SOURCE_FLOATS
+from quantize.export import compressed_tensors_schemes, modelopt_schemes
 from quantize.export.scheme import LinearScheme
 from quantize.lint.finding import Expected
+from quantize.model_shape import Linear
+from quantize.safetensors_writer import TensorSpec
 
 Parts = Callable[[LinearScheme, int, int], dict[str, Expected]]
 NEUTRAL = ("int4", "int8", "fp8", "nvfp4", "mxfp4", "mxfp8", "none")
 GROUPED = ("int4", "nvfp4", "mxfp4", "mxfp8")
 _FP8_BLOCK = 128
+_X = "x.weight"
+_FLOAT32 = np.dtype(np.float32)
 _FLOATS_16_32 = ("bfloat16", "float16", "float32")
 
 
@@ -54,30 +61,36 @@ def _neutral_blocks(scheme: LinearScheme, rows: int, columns: int) -> dict[str, 
 
 
 def compressed_tensors_parts(scheme: LinearScheme, rows: int, columns: int) -> dict[str, Expected]:
-    """pack-quantized (int4, int8) and float-quantized of https://github.com/vllm-project/compressed-tensors"""
-    if scheme.name == "fp8":
-        scale = Expected(_FLOATS_16_32, (rows, 1), is_scale=True)
-        return {"": Expected(("float8_e4m3fn",), (rows, columns)), "_scale": scale}
-    per_word = 8 if scheme.name == "int4" else 4
-    groups = columns // _group(scheme) if scheme.name == "int4" else 1
-    parts = {
-        "_packed": Expected(("int32",), (rows, -(-columns // per_word))),
-        "_scale": Expected(_FLOATS_16_32, (rows, groups), is_scale=True),
-        "_shape": Expected(("int64", "int32"), (2,)),
-    }
-    if scheme.symmetric:
-        return parts
-    return parts | {"_zero_point": Expected(("int32",), (-(-rows // per_word), groups))}
+    """https://github.com/vllm-project/compressed-tensors"""
+    return _parts(compressed_tensors_schemes.weight_specs(_X, _linear(rows, columns), scheme, _FLOAT32))
 
 
 def modelopt_parts(scheme: LinearScheme, rows: int, columns: int) -> dict[str, Expected]:
-    """W4A16_AWQ and FP8_PER_CHANNEL_PER_TOKEN of https://github.com/NVIDIA/Model-Optimizer"""
-    if scheme.name == "fp8":
-        scale = Expected(("float32",), (rows,), is_scale=True)
-        return {"": Expected(("float8_e4m3fn",), (rows, columns)), "_scale": scale}
-    groups = (rows, columns // _group(scheme))
-    scale = Expected(_FLOATS_16_32, groups, is_scale=True)
-    return {"": Expected(("uint8",), (rows // 2, columns)), "_scale": scale}
+    """https://github.com/NVIDIA/Model-Optimizer"""
+    return _parts(modelopt_schemes.weight_specs(_X, _linear(rows, columns), scheme))
+
+
+def _parts(specs: Sequence[TensorSpec]) -> dict[str, Expected]:
+    """What the exporters write, with the types that others use as well."""
+    return {_suffix(spec.name): _expected(spec) for spec in specs}
+
+
+def _suffix(name: str) -> str:
+    """After "X.weight", or after "X" of what belongs to the inputs: then it begins with a dot."""
+    return name.removeprefix(_X) if name.startswith(_X) else name.removeprefix(_X.removesuffix(".weight"))
+
+
+def _expected(spec: TensorSpec) -> Expected:
+    if spec.name.endswith("_shape"):
+        return Expected(("int64", "int32"), spec.shape)
+    is_scale = "scale" in spec.name and spec.dtype != np.uint8
+    if not is_scale or spec.dtype == FLOAT8_E4M3:
+        return Expected((spec.dtype.name,), spec.shape, is_scale=is_scale)
+    return Expected(_FLOATS_16_32, spec.shape, is_scale=True)
+
+
+def _linear(rows: int, columns: int) -> Linear:
+    return Linear("x", rows, columns, False)
 
 
 def _group(scheme: LinearScheme) -> int:

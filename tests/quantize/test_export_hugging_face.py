@@ -25,7 +25,7 @@ from hypothesis.extra.numpy import arrays
 
 from plansmith_errors import CheckpointError, ExportError, PlansmithError
 from quantize.export import ExportOptions, export_checkpoint
-from quantize.export.compressed_tensors import _pack_zero_points, _words
+from quantize.export.compressed_tensors_schemes import _pack_zero_points, _words
 from quantize.export.int4_rows import pack_rows
 
 DOWN = "model.layers.2.mlp.down_proj.weight"
@@ -141,9 +141,9 @@ def test_same_bytes_twice_and_in_shards(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("recipe", "layout", "consumer", "expected"),
     [
-        ("int4", "compressed-tensors", "tensorrt-llm", "for int4 take the format modelopt"),
-        ("int8", "compressed-tensors", "tensorrt-llm", "it takes fp8 alone"),
-        ("int4", "modelopt", "vllm", "for int4 take the format compressed-tensors"),
+        ("int4", "compressed-tensors", "tensorrt-llm", "take the format modelopt"),
+        ("int8", "compressed-tensors", "tensorrt-llm", "it takes fp8 by channel or block"),
+        ("int4", "modelopt", "vllm", "take the format compressed-tensors"),
         ("int8", "modelopt", None, "take the format compressed-tensors"),
         ("int4-asym", "modelopt", None, "no zero points"),
         ("int4-32", "modelopt", None, "groups of 64 and 128"),
@@ -163,10 +163,15 @@ def test_what_the_consumer_would_not_load_is_refused(
     assert not (tmp_path / f"q-{layout}").exists()
 
 
-def test_two_schemes_and_split_fused_sets_are_refused(tmp_path: Path) -> None:
+def test_two_schemes_go_where_they_are_read_and_split_fused_sets_nowhere(tmp_path: Path) -> None:
     mixed = write_quantized(tmp_path / "mixed", "int4", [{"match": "*.mlp.*", "scheme": "fp8"}])
-    with pytest.raises(ExportError, match="one scheme besides unquantized layers"):
-        export(mixed, "compressed-tensors")
+    config = json.loads((export(mixed, "compressed-tensors") / "config.json").read_text())["quantization_config"]
+    assert QuantizationConfig.model_validate(config).format == "mixed-precision"
+    assert [len(group["targets"]) for group in config["config_groups"].values()] == [12, 9]  # of three layers
+    with pytest.raises(ExportError, match="a unified checkpoint has one scheme"):
+        export(mixed, "trtllm")
+    with pytest.raises(ExportError, match="it takes FP8, W4A16_AWQ, W4A8_AWQ, NVFP4 beside other schemes"):
+        export(mixed, "modelopt")
     split = write_quantized(tmp_path / "split", "fp8", [{"match": KEY, "scheme": "none"}])
     with pytest.raises(ExportError, match="multiply them as one matrix"):
         export(split, "compressed-tensors")
