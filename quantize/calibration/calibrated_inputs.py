@@ -26,6 +26,7 @@ class CalibratedInputs:
     def __init__(self, planned: Sequence[PlannedTensor], kv_cache: KvScheme | None) -> None:
         self._planned = {tensor.info.name: tensor for tensor in planned}
         self._kv_largest = None if kv_cache is None else LARGEST[kv_cache]
+        self._multipliers: dict[str, Float32] = {}  # pre_quant_scale, by the name of the weight
         self._values: dict[str, npt.NDArray[Any]] = {}  # of companions, by their names
 
     def is_smoothed(self, weight: str) -> bool:
@@ -33,7 +34,9 @@ class CalibratedInputs:
 
     def sees_inputs(self, weight: str) -> bool:
         """Whether the plan of the tensor depends on the inputs that calibration shows."""
-        return weight in self._planned and (self.is_smoothed(weight) or self._has(weight, input_scale_name(weight)))
+        return weight in self._planned and (
+            self.is_smoothed(weight) or self._waits_for(weight, input_scale_name(weight))
+        )
 
     def smoothed_sets(self, linears: LinearSet, prefix: str) -> list[list[PlannedTensor]]:
         """The smoothed linears of a set, those of one setting together."""
@@ -54,19 +57,22 @@ class CalibratedInputs:
         scales = [kv_scale_name(name) for name in self._of_layer(prefix)]
         return Ranges([*wanted, *(scale for scale in scales if scale is not None and self._kv_largest is not None)])
 
-    def set_multiplier(self, weights: Iterable[str], multiplier: Float32, largest: Float32) -> None:
+    def set_multiplier(self, weights: Iterable[str], multiplier: Float32, largest: Float32 | None) -> None:
         """What the inputs of these linears are multiplied with, [in], and their ``largest`` magnitudes before, [in].
 
-        The factors were made for this range, so a static scale is that of their product, as ModelOpt has it.
+        The factors were made for this range, so a static scale is that of their product, as ModelOpt has it. None: the
+        scale is found later.
         """
         for name in weights:
-            self._values[pre_quant_scale_name(name)] = multiplier
-            if self._waits_for(name, input_scale_name(name)):
+            self._multipliers[name] = self._values[pre_quant_scale_name(name)] = multiplier
+            if largest is not None and self._waits_for(name, input_scale_name(name)):
                 self._set_scale(name, (largest * multiplier).max())
 
     def set_scales(self, ranges: Ranges) -> None:
         """The static scales of a layer."""
-        unseen = [name for name, columns in ranges.items() if not self._set_scale(name, columns.max())]
+        one = np.float32(1)
+        found = {name: (columns * self._multipliers.get(name, one)).max() for name, columns in ranges.items()}
+        unseen = [name for name, largest in found.items() if not self._set_scale(name, largest)]
         if unseen:
             named = ", ".join(name.removesuffix(".weight") for name in unseen[:_NAMED])
             more = f" and {len(unseen) - _NAMED} more" if len(unseen) > _NAMED else ""

@@ -157,12 +157,13 @@ class Calibrator:
                 ones = np.ones(tensors[0].info.shape[1], np.float32)
                 finished |= round_with(tensors, weights, ones, ones)
                 if not tensors[0].folds_smoothing:
-                    self._inputs.set_multiplier(names, ones)
+                    self._inputs.set_multiplier(names, ones, None)
                 continue
             largest = ranges.columns(names[0])
             if not tensors[0].folds_smoothing:
                 prepared, multiplier = smooth_beside(tensors, weights, largest)
-                self._inputs.set_multiplier(names, multiplier, largest)
+                # Experts that saw too few tokens borrow the ranges of the others, which are all seen later.
+                self._inputs.set_multiplier(names, multiplier, largest if linears.expert is None else None)
                 finished |= prepared
                 continue
             folding = self._folding(linears, prefix, weights, names)

@@ -162,8 +162,10 @@ def _words(values: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
 
 def scheme_described(weights: Mapping[str, Any], inputs: Mapping[str, Any] | None) -> LinearScheme | None:
     """The scheme whose ``arguments`` these are; None where it is not known here."""
-    kind = (weights.get("num_bits"), weights.get("type"), weights.get("strategy"))
-    found = _DESCRIBED.get(kind) or _DESCRIBED.get((*kind, weights.get("group_size")))
+    kind = tuple(weights.get(key) for key in ("num_bits", "type", "strategy", "group_size"))
+    if not all(isinstance(part, int | str | None) for part in kind):
+        return None
+    found = _DESCRIBED.get(kind[:3]) or _DESCRIBED.get(kind)
     if found is None:
         return None
     name, granularity = found

@@ -10,7 +10,7 @@ from plansmith_errors import ExportError
 from quantize.export.compressed_tensors_schemes import layout_of
 from quantize.export.modelopt_schemes import algorithm
 from quantize.export.options import LABELS, Consumer, Format
-from quantize.export.scheme import LinearScheme
+from quantize.export.scheme import MIXED, LinearScheme
 from quantize.export.source import ExportSource
 from quantize.model_shape import ModelShape
 from quantize.parallel import INT4_GROUPS
@@ -51,6 +51,8 @@ def check_consumer(layout: Format, consumer: Consumer, source: ExportSource) -> 
 def _check_unified(source: ExportSource) -> None:
     label, scheme, shape = LABELS["tensorrt-llm-1.2"], source.scheme, source.shape
     _check_family(shape, label)
+    if scheme == MIXED:
+        raise ExportError(f"{label}: a unified checkpoint has one scheme for all linears, found several")
     if scheme.name not in ("int4", "int8", "fp8", "none") or scheme.granularity != "channel":
         raise ExportError(f"exports for {label} are int4, fp8 with a scale per channel or none, found {scheme}")
     if scheme.has_pre_quant_scale or (scheme.activations is not None and scheme.activations.scale == "static"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from plansmith_errors import ExportError
 from quantize.export.options import LABELS, Consumer, Format
+from quantize.export.scheme import LinearScheme
 from quantize.export.source import ExportSource
 
 _CONSUMERS: tuple[Consumer, ...] = ("vllm", "sglang")
@@ -21,7 +22,7 @@ def check_experts(layout: Format, consumer: Consumer, source: ExportSource) -> N
         )
     experts = {name: scheme for name, scheme in source.schemes.items() if ".experts." in name}
     for name, scheme in experts.items():
-        if scheme.name == "int8" or (scheme.name == "int4" and not scheme.symmetric):
+        if scheme.name != "none" and scheme not in (LinearScheme("int4", scheme.group_size), LinearScheme("fp8")):
             raise ExportError(
                 f"{LABELS[consumer]} is not known to load experts stored as {scheme}; "
                 "take the recipe int4-rtn-sym or fp8"

@@ -17,7 +17,6 @@ from quantize.export.consumers import check_consumer
 from quantize.export.experts import check_experts
 from quantize.export.model_card import model_card
 from quantize.export.options import Consumer, ExportOptions
-from quantize.export.scheme import MIXED
 from quantize.export.source import ExportSource, describe_source, open_source
 from quantize.export.trtllm_layout import RankLayout
 from quantize.export.trtllm_weights import rank_plan
@@ -103,8 +102,6 @@ Config = dict[str, dict[str, Any]]  # file name -> content
 
 
 def _unified(source: ExportSource, mapping: Mapping) -> tuple[Files, Config]:
-    if source.scheme == MIXED:
-        raise ExportError("a unified checkpoint has one scheme for all linears, found several; see docs/export.md")
     if source.unquantized_modules:
         raise ExportError(
             f"{source.unquantized_modules[0]} and others are not quantized; "

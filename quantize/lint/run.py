@@ -62,7 +62,8 @@ def _shard_findings(checkpoint: Checkpoint, tp_size: int | None, pp_size: int | 
     shape, scheme = shape_of(checkpoint), read_scheme(checkpoint)
     own = [scheme.of(name) for name, _ in shape.linear_weights()]
     # The coarsest decides; only INT4 has kernels that are particular about it.
-    group = max((found.group_size or 0 for found in own if found.name == "int4"), default=0) or None
+    groups = [found.group_size for found in own if found.name == "int4"]
+    group = max((size for size in groups if type(size) is int), default=0) or None  # junk is a finding of its own
     problems = problems_of(shape, Mapping(tp_size or 1, pp_size or 1), group)
     return [Finding("shard", "mapping", f"{problem}; {legal_advice(shape, group)}") for problem in problems]
 
