@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,6 +47,8 @@ class DecoderRunner:
         self.hidden_size = self._spec.hidden_size
         self.head_dim = self._spec.head_dim
         self.max_sequence_length = self._spec.rope.max_positions
+        self.vocab_size = self._spec.vocab_size
+        self._head: tuple[int, int, Float32] | None = None  # the rows of the head that were asked for last
 
     def embed(self, token_ids: npt.NDArray[np.int64]) -> Float32:
         """[num_tokens] to [num_tokens, hidden_size]."""
@@ -76,6 +79,29 @@ class DecoderRunner:
             ops = WindowOps(self._spec, tensors, len(hidden), len(hidden), observe)
             result: Float32 = decoder_layer(ops, self._spec, layer, torch.from_numpy(hidden)).numpy()
         return result
+
+    def logits(self, hidden: Float32, begin: int, end: int) -> Float32:
+        """See LayerRunner. Many hidden states in turn with the same rows of the head read those once."""
+        import torch
+
+        from builder.targets.reference.eager_ops import EagerOps
+
+        weights = {"norm": self._last_norm, "head": self._head_rows(begin, end)}
+        with torch.inference_mode():
+            ops = EagerOps(self._spec, {name: torch.from_numpy(array) for name, array in weights.items()}, 1)
+            normed = ops.rms_norm(torch.from_numpy(hidden), "norm", self._spec.rms_norm_eps)
+            result: Float32 = ops.linear(normed, "head").numpy()
+        return result
+
+    @cached_property
+    def _last_norm(self) -> Float32:
+        return np.array(self._source.vector("model.norm.weight"), np.float32)
+
+    def _head_rows(self, begin: int, end: int) -> Float32:
+        if self._head is None or self._head[:2] != (begin, end):
+            rows = self._checkpoint.load_rows(self._spec.lm_head_name, begin, end)
+            self._head = begin, end, np.array(rows, np.float32, order="C")
+        return self._head[2]
 
     def _read(self, name: str, num_dims: int) -> Float32:
         return self._source.vector(name) if num_dims == 1 else self._source.matrix(name).dequantize()

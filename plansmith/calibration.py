@@ -9,6 +9,7 @@ import builder
 import quantize
 from plansmith.console import Console, human_bytes
 from plansmith.fingerprint import code_fingerprint, library_versions
+from plansmith.precision_table import choice_table
 from plansmith_errors import ConfigError, QuantizeError
 
 
@@ -16,7 +17,7 @@ def calibration_settings(
     recipe: quantize.Recipe, override: quantize.CalibrationSettings | None
 ) -> quantize.CalibrationSettings:
     """Those of the build file, or the recipe's. Raises ConfigError where a recipe would ignore them."""
-    if override is not None and not recipe.is_calibrated:
+    if override is not None and not recipe.needs_text:
         raise ConfigError(
             f"quantize.calibration: recipe {recipe.name!r} is not calibrated; choose one that is, such as int4-awq or "
             "int8-sq, or leave the section out"
@@ -27,19 +28,22 @@ def calibration_settings(
 def calibration_tools(
     recipe: quantize.Recipe, override: quantize.CalibrationSettings | None, console: Console
 ) -> quantize.CalibrationTools | None:
-    """None for a recipe that is not calibrated. Raises ConfigError."""
+    """None for a recipe that needs none. Raises ConfigError."""
     settings = calibration_settings(recipe, override)
-    if not recipe.is_calibrated:
+    if not recipe.needs_text and recipe.auto is None:
         return None
 
     def announce(cost: quantize.CostEstimate) -> None:
         disk = f", {human_bytes(cost.disk_bytes)} of disk" if cost.disk_bytes else ""
         console.info(
-            f"quantize: calibrating on {cost.num_samples} x {cost.sequence_length} tokens: {cost.flops / 1e12:.1f} "
+            f"quantize: {cost.purpose} on {cost.num_samples} x {cost.sequence_length} tokens: {cost.flops / 1e12:.1f} "
             f"TFLOP, about {cost.seconds:.0f} s on this machine, {human_bytes(cost.ram_bytes)} of memory{disk}"
         )
 
-    return quantize.CalibrationTools(builder.calibration_runner, _render_chat, settings, announce)
+    def show(choice: quantize.ChoiceRecord) -> None:
+        console.info(choice_table(choice))
+
+    return quantize.CalibrationTools(builder.calibration_runner, _render_chat, settings, announce, show)
 
 
 def quantize_dependencies(
@@ -66,7 +70,7 @@ def calibration_dependencies(
     Raises ConfigError, and QuantizeError when the text cannot be read.
     """
     settings = calibration_settings(recipe, override)
-    if not recipe.is_calibrated:
+    if not recipe.needs_text:
         return {}
     text = quantize.calibration_file(settings.text)
     return {

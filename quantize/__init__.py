@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from quantize.recipe_files import list_recipes, load_recipe
     from quantize.report import QuantizeReport, TensorReport
     from quantize.resume import Resume
+    from quantize.sensitivity.record import ChoiceRecord, read_choice
 
 __all__ = [
     "CalibrationSettings",
     "CalibrationTools",
     "Checkpoint",
+    "ChoiceRecord",
     "CostEstimate",
     "LayerRunner",
     "QuantizeReport",
@@ -43,6 +45,7 @@ __all__ = [
     "load_weight",
     "open_checkpoint",
     "quantize_checkpoint",
+    "read_choice",
     "scheme_totals",
     "text_sha256",
     "worst_weights",
@@ -67,6 +70,7 @@ _MODULES = {
     "quantize.recipe_files": ("list_recipes", "load_recipe"),
     "quantize.report": ("QuantizeReport", "TensorReport"),
     "quantize.resume": ("Resume",),
+    "quantize.sensitivity.record": ("ChoiceRecord", "read_choice"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -19,12 +19,14 @@ from quantize.calibration.calibrator import in_layer_order
 from quantize.calibration.runner import CalibrationTools
 from quantize.calibration.start import Calibration
 from quantize.checkpoint import Checkpoint, open_checkpoint
-from quantize.plan import PlannedTensor, plan_tensors
+from quantize.plan import PlannedTensor, plan_tensors, with_rules
 from quantize.quantized_tensor import FORMAT_VERSION, QUANT_METHOD
 from quantize.recipe import Recipe
 from quantize.report import QuantizeReport, TensorReport
 from quantize.resume import Resume
 from quantize.rotation.checkpoint import rotated
+from quantize.sensitivity.auto import AutoPrecision
+from quantize.sensitivity.kept import keeping_choice
 from quantize.tokenizer_fit import check_tokenizer_fits
 from quantize.weight_files import Progress, write_weights
 
@@ -72,8 +74,13 @@ def _quantize(
     checkpoint = rotated(open_checkpoint(source), recipe.rotations)
     planned = plan_tensors(checkpoint, recipe)
     check_tokenizer_fits(checkpoint)
-    calibration = None
-    if recipe.is_calibrated:
+    chosen, calibration = None, None
+    if recipe.auto is not None:
+        auto = AutoPrecision(checkpoint, planned, recipe, recipe.auto, calibration_tools)
+        chosen = auto.choose(_existing_directory(output), progress, resume)
+        resume = keeping_choice(resume, chosen.record) if resume is not None else None
+        planned = with_rules(checkpoint, planned, recipe, chosen.rules)
+    if recipe.is_calibrated if chosen is None else chosen.is_calibrated(recipe):
         planned = in_layer_order(planned)
         calibration = Calibration(checkpoint, planned, recipe, calibration_tools, keep=resume is not None)
     side_files = checkpoint.side_files()
@@ -92,6 +99,8 @@ def _quantize(
     if calibration is not None:
         config["quantization_config"]["calibration"] = calibration.record()
         calibration.coverage.warn()
+    if chosen is not None:
+        config["quantization_config"]["auto"] = chosen.record.data()
     (output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return QuantizeReport(recipe.name, checkpoint.origin, tuple(tensors), time.perf_counter() - start)
 
@@ -105,6 +114,11 @@ def _prepare_output(output: Path, needed: int, resume: Resume | None) -> None:
     free = shutil.disk_usage(output).free
     if free < needed:
         raise QuantizeError(f"{output}: {needed / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free on this disk")
+
+
+def _existing_directory(path: Path) -> Path:
+    """The nearest one at or above ``path``, on the disk that it will be on."""
+    return next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.is_dir())
 
 
 class _Hasher:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -61,6 +61,20 @@ def plan_tensors(checkpoint: Checkpoint, recipe: Recipe) -> list[PlannedTensor]:
         elif role is not None:
             planned.append(_plan_tensor(checkpoint, info, role, recipe))
     return _share_scales(planned)
+
+
+def with_rules(
+    checkpoint: Checkpoint, planned: Sequence[PlannedTensor], recipe: Recipe, rules: Mapping[str, WeightRule]
+) -> list[PlannedTensor]:
+    """The plan with other rules for the linears named in ``rules``. Raises QuantizeError where one does not fit."""
+    return _share_scales(
+        [
+            _plan_tensor(checkpoint, tensor.info, "linear", recipe, rules[tensor.info.name])
+            if tensor.info.name in rules
+            else tensor
+            for tensor in planned
+        ]
+    )
 
 
 def split_shards(planned: Sequence[PlannedTensor], max_shard_bytes: int) -> list[list[PlannedTensor]]:
@@ -127,7 +141,9 @@ def _check_overrides(checkpoint: Checkpoint, recipe: Recipe) -> None:
             )
 
 
-def _plan_tensor(checkpoint: Checkpoint, info: TensorInfo, role: Role, recipe: Recipe) -> PlannedTensor:
+def _plan_tensor(
+    checkpoint: Checkpoint, info: TensorInfo, role: Role, recipe: Recipe, chosen: WeightRule | None = None
+) -> PlannedTensor:
     dtype = checkpoint.kept_dtype(info.name)
     if dtype.name not in SOURCE_FLOATS:
         raise QuantizeError(f"tensor {info.name!r} is {dtype.name}, expected one of {', '.join(SOURCE_FLOATS)}")
@@ -138,7 +154,7 @@ def _plan_tensor(checkpoint: Checkpoint, info: TensorInfo, role: Role, recipe: R
         )
     if role == "vector":
         return PlannedTensor(info, "none", None, (TensorSpec(info.name, dtype, info.shape),))
-    rule = _rule_for(info.name, role, recipe)
+    rule = chosen or _rule_for(info.name, role, recipe)
     if role != "linear" and rule.int4 is not None and rule.int4.is_calibrated:
         raise QuantizeError(
             f"tensor {info.name!r}: method {rule.method} is for the linears of decoder layers; use rtn here"

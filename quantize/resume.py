@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class Resume:
     directory: Path
     fingerprint: str  # of all that the bytes depend on: source, recipe, calibration text, code, libraries
     on_resume: Callable[[int, int], None] | None = None  # told how many tensors were finished, and how many there are
+    files: Mapping[str, str] = field(default_factory=dict)  # by name: texts that a run which starts anew puts there
 
     @property
     def journal(self) -> Path:
@@ -67,6 +68,8 @@ class Resume:
             log.warning("%s: cannot be continued by this run; starting anew", output)
         self.discard()
         self.directory.mkdir(parents=True)
+        for name, text in self.files.items():
+            (self.directory / name).write_text(text, encoding="utf-8")
         shutil.rmtree(output)
         output.mkdir()
 

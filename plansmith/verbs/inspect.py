@@ -10,7 +10,9 @@ import click
 
 from plansmith.console import Console, human_bytes
 from plansmith.options import current_options, global_options
+from plansmith.precision_table import choice_table
 from plansmith.verify.text import scheme_table
+from quantize import read_choice
 
 _PROOF = ("schemes", "weights")  # of a quantized checkpoint; a reader is given a table of the first
 
@@ -21,15 +23,23 @@ _PROOF = ("schemes", "weights")  # of a quantized checkpoint; a reader is given 
 def command(path: Path) -> None:
     """Say what PATH is: a build file, a checkpoint, an engine or a model repository."""
     data = _describe(path)
-    Console.current().result(data, _as_text(data))
+    Console.current().result(data, _as_text(data, path))
 
 
-def _as_text(data: dict[str, Any]) -> str:
+def _as_text(data: dict[str, Any], path: Path) -> str:
     hidden = _PROOF if "schemes" in data else ()
     lines = [f"{key}: {_short(value)}" for key, value in data.items() if key not in hidden]
     if data.get("schemes"):
         lines += ["", scheme_table(data["schemes"])]
+    if data["kind"] == "quantized checkpoint":
+        lines += _choice_lines(data["quantization"], str(path))
     return "\n".join(lines)
+
+
+def _choice_lines(quantization: dict[str, Any], source: str) -> list[str]:
+    """Of a checkpoint whose precision was chosen automatically."""
+    choice = read_choice(quantization, source)
+    return [] if choice is None else ["", choice_table(choice)]
 
 
 def _describe(path: Path) -> dict[str, Any]:

@@ -24,6 +24,7 @@ class CostEstimate:
     seconds: float
     ram_bytes: float  # beyond the memory-mapped source
     disk_bytes: float  # of the temporary file of activations
+    purpose: str = "calibrating"
 
     @property
     def num_tokens(self) -> int:
@@ -94,10 +95,15 @@ def estimate_cost(
         num_samples=num_samples,
         sequence_length=sequence_length,
         flops=flops,
-        seconds=flops / (_SHARE_OF_PEAK * _flops_per_second()) + rounding,
+        seconds=seconds_of(flops) + rounding,
         ram_bytes=max((_layer_bytes(layer, num_tokens) for layer in layers), default=0.0) + activations - spilled,
         disk_bytes=2 * activations if keep else spilled,
     )
+
+
+def seconds_of(flops: float) -> float:
+    """How long layers of this many floating-point operations take on this machine."""
+    return flops / (_SHARE_OF_PEAK * _flops_per_second())
 
 
 def check_limit(cost: CostEstimate, max_seconds: float | None) -> None:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from quantize.calibration.estimate import CostEstimate
 from quantize.calibration.settings import CalibrationSettings
 from quantize.checkpoint import Checkpoint
+from quantize.sensitivity.record import ChoiceRecord
 
 Float32 = npt.NDArray[np.float32]
 Observe = Callable[[str, Float32], None]
@@ -26,6 +27,7 @@ class LayerRunner(Protocol):
     hidden_size: int
     head_dim: int
     max_sequence_length: int
+    vocab_size: int
 
     def embed(self, token_ids: npt.NDArray[np.int64]) -> Float32:
         """[num_tokens] to [num_tokens, hidden_size]."""
@@ -41,6 +43,10 @@ class LayerRunner(Protocol):
         """One whole window [num_tokens, hidden_size] through a layer, attention causal from its first token."""
         ...
 
+    def logits(self, hidden: Float32, begin: int, end: int) -> Float32:
+        """Last norm and head: [num_tokens, hidden_size] after the last layer to the logits of tokens begin..end."""
+        ...
+
 
 RenderChat = Callable[[Checkpoint, Sequence[Mapping[str, Any]]], str]
 
@@ -53,3 +59,4 @@ class CalibrationTools:
     render_chat: RenderChat | None = None  # chat turns through the model's template
     settings: CalibrationSettings | None = None  # in place of the recipe's
     on_estimate: Callable[[CostEstimate], None] | None = None  # told the cost before work begins
+    on_choice: Callable[[ChoiceRecord], None] | None = None  # told of an automatic choice of precision

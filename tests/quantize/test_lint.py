@@ -29,9 +29,9 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("kinds")
     found = {"original": write_model(base / "original"), "qwen2": write_model(base / "qwen2", "qwen2")}
     found["gguf"] = write_gguf(base / "model.gguf", tiny_weights())
-    for name in quantize.list_recipes():  # those that need no calibration
+    for name in quantize.list_recipes():  # those that need no text
         recipe = quantize.load_recipe(name)
-        if not recipe.is_calibrated:
+        if not recipe.needs_text:
             quantize.quantize_checkpoint(found["original"], base / f"recipe-{name}", recipe)
             found[f"recipe {name}"] = base / f"recipe-{name}"
     for kind in ("int4", "int4-asym", "int8", "fp8", "none"):

@@ -24,7 +24,8 @@ def test_built_in_recipes() -> None:
         "fp8-kv8",
     ]
     calibrated.append("nvfp4-w4a4")
-    assert quantize.list_recipes() == sorted([*floats, *calibrated, "int4-rtn", "int4-rtn-sym", "int8", "none"])
+    plain = ["int4-rtn", "int4-rtn-sym", "int8", "mixed-auto", "none"]
+    assert quantize.list_recipes() == sorted([*floats, *calibrated, *plain])
     for name in quantize.list_recipes():
         recipe = quantize.load_recipe(name)
         assert recipe.name == name
