@@ -65,7 +65,8 @@ def _round_matrix(
     name: str, matrix: Float32, rule: WeightRule, kept_dtype: np.dtype[np.generic], scale: np.float32 | None
 ) -> QuantizedTensor:
     info = TensorInfo(name, "float32", matrix.shape, matrix.nbytes)
-    planned = PlannedTensor(info, rule.scheme, rule.int4, stored_specs(info, rule, kept_dtype), rule.floats)
+    int4 = None if rule.int4 is None else rule.int4.for_columns(matrix.shape[1])
+    planned = PlannedTensor(info, rule.scheme, int4, stored_specs(info, rule, kept_dtype), rule.floats)
     if rule.scheme == "none":
         return _keep(name, matrix, kept_dtype)
     parts = _round_bands(matrix, planned, scale, np.float16) or _round_bands(matrix, planned, scale, np.float32) or []
@@ -77,7 +78,7 @@ def _round_matrix(
         np.concatenate([part.values for part in parts]),
         np.concatenate(scales) if scales else None,
         np.concatenate(zeros) if zeros else None,
-        rule.int4.group_size if rule.int4 else BLOCK_SIZES.get(rule.scheme),
+        int4.group_size if int4 else BLOCK_SIZES.get(rule.scheme),
     )
     if scale is None:
         return tensor

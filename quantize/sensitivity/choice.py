@@ -64,7 +64,8 @@ def rule_label(rule: WeightRule) -> str:
     """A rule as a table names it: "int4 g64 gptq"."""
     words: list[str] = [rule.scheme]
     if rule.int4 is not None:
-        words += [f"g{rule.int4.group_size}", *([] if rule.int4.symmetric else ["zero-points"])]
+        words.append("channel" if rule.group_size == "channel" else f"g{rule.int4.group_size}")
+        words += [] if rule.int4.symmetric else ["zero-points"]
         words += [rule.int4.method] if rule.int4.is_calibrated else []
     words += [word for word in (rule.granularity, rule.scale) if word is not None]
     words += [] if rule.activations is None else [f"{rule.activations}-inputs"]

@@ -120,6 +120,7 @@ def source(tmp_path: Path) -> Path:
 RULES: list[dict[str, Any]] = [
     INT4,
     {**INT4, "symmetric": False, "scale": "mse"},
+    {**INT4, "group_size": "channel"},
     INT8,
     {"scheme": "fp8"},
     {"scheme": "fp8", "granularity": "tensor"},
