@@ -13,7 +13,7 @@ from quantize.checkpoint import Checkpoint
 from quantize.recipe import Recipe
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
-_EXPERT = re.compile(r"\.experts\.\d+\.")  # run-times compute all experts of a layer in one grouped product
+_EXPERTS = ".experts."
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,17 @@ def units_to_choose(checkpoint: Checkpoint, recipe: Recipe) -> list[FusedUnit]:
         layer = _LAYER.match(name)
         if layer is None or role_of(name) != "linear" or any(fnmatchcase(name, pattern) for pattern in patterns):
             continue
-        units.setdefault((int(layer[1]), _EXPERT.sub(".experts.", fused_set(name)[0])), []).append(name)
+        units.setdefault((int(layer[1]), _together(name)), []).append(name)
     if not units:
         raise QuantizeError(
             f"recipe {recipe.name!r}: auto has nothing to choose, overrides settle every linear; leave auto out"
         )
     return [FusedUnit(key[0], _in_fused_order(names)) for key, names in sorted(units.items())]
+
+
+def _together(name: str) -> str:
+    """Equal for weights that need one precision, as all experts of a layer do: run-times stack them."""
+    return name.partition(_EXPERTS)[0] if _EXPERTS in name else fused_set(name)[0]
 
 
 def _in_fused_order(names: Sequence[str]) -> tuple[str, ...]:

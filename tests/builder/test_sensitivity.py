@@ -168,6 +168,20 @@ def test_a_calibrated_candidate_gets_its_values_by_its_method(planted: Path, tex
     assert "calibration" not in run(planted, tmp_path / "int8", roomy), "no set needs it"
 
 
+def test_all_experts_of_a_layer_have_one_precision(text: Path, tmp_path: Path) -> None:
+    save_with_tokenizer(tmp_path / "model", "mixtral", num_local_experts=4, num_experts_per_tok=2)
+    config = run(tmp_path / "model", tmp_path / "out", automatic(text, {"bits_per_weight": 6.5}))
+    assert len(config["auto"]["sets"]) == 2 * 3, "q, k and v; o; the experts"
+    for layer in range(2):
+        experts = {
+            entry["scheme"]
+            for name, entry in config["tensors"].items()
+            if name.startswith(f"model.layers.{layer}.") and ".experts." in name
+        }
+        assert len(experts) == 1
+    assert {entry["scheme"] for name, entry in config["tensors"].items() if "layers" in name} >= {"int4", "int8"}
+
+
 def test_what_cannot_be_measured_is_refused_before_any_work(source: Path, text: Path, tmp_path: Path) -> None:
     def refused(message: str, recipe: Recipe) -> None:
         with pytest.raises(QuantizeError, match=message) as caught:
