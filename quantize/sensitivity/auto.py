@@ -18,8 +18,10 @@ from quantize.checkpoint import Checkpoint
 from quantize.dtypes import BFLOAT16
 from quantize.plan import PlannedTensor
 from quantize.recipe import Auto, Recipe
-from quantize.sensitivity.choice import AutoChoice, choose_rules
+from quantize.resume import Resume
+from quantize.sensitivity.choice import AutoChoice, choose_rules, repeat_choice
 from quantize.sensitivity.cost import LayerWork, SensitivityWork, check_sensitivity_limit
+from quantize.sensitivity.kept import read_kept_choice
 from quantize.sensitivity.knapsack import Option
 from quantize.sensitivity.measured import Layers, SensitivityMeter
 from quantize.sensitivity.sizes import Sizes, expected_range
@@ -30,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class AutoPrecision:
-    """All that can go wrong before the measurement is found, and its cost told. Raises QuantizeError."""
+    """All that can go wrong before the measurement is found when this is made. Raises QuantizeError."""
 
     def __init__(
         self,
@@ -50,14 +52,20 @@ class AutoPrecision:
         if auto.sensitivity != "weights":
             self._prepare_measurement()
 
-    def choose(self, directory: Path, on_layer: Layers | None = None) -> AutoChoice:
-        """``directory`` takes the file of activations, if there are many."""
-        options = self._options(directory, on_layer)
-        text = self._sample.record() if self._auto.sensitivity != "weights" else None
-        choice = choose_rules(self._recipe, self._auto, self._units, options, self._sizes, text)
+    def choose(self, directory: Path, on_layer: Layers | None, resume: Resume | None) -> AutoChoice:
+        """``directory`` takes the file of activations, if there are many. The choice of a run to resume stays."""
+        kept = read_kept_choice(resume) if resume is not None else None
+        choice = self._measured(directory, on_layer) if kept is None else repeat_choice(self._auto, self._units, kept)
         if self._tools is not None and self._tools.on_choice is not None:
             self._tools.on_choice(choice.record)
         return choice
+
+    def _measured(self, directory: Path, on_layer: Layers | None) -> AutoChoice:
+        if self._auto.sensitivity != "weights":
+            self._announce()
+        options = self._options(directory, on_layer)
+        text = self._sample.record() if self._auto.sensitivity != "weights" else None
+        return choose_rules(self._recipe, self._auto, self._units, options, self._sizes, text)
 
     def _prepare_measurement(self) -> None:
         if self._tools is None:
@@ -75,11 +83,14 @@ class AutoPrecision:
             raise QuantizeError(f"auto.sequence_length is {length}, the model has {longest} positions; lower it")
         sampled = settings.model_copy(update={"num_samples": self._auto.num_samples, "sequence_length": length})
         self._sample: CalibrationSample = load_sample(self._checkpoint, sampled, self._tools)
+        self._max_seconds = settings.max_seconds
+
+    def _announce(self) -> None:
         cost = self._work().estimate(self._max_bytes)
         log.info("sensitivity: %.1f TFLOP, about %.0f s", cost.flops / 1e12, cost.seconds)
-        if self._tools.on_estimate is not None:
+        if self._tools is not None and self._tools.on_estimate is not None:
             self._tools.on_estimate(cost)
-        check_sensitivity_limit(cost, settings.max_seconds, copies=self._auto.sensitivity == "kl")
+        check_sensitivity_limit(cost, self._max_seconds, copies=self._auto.sensitivity == "kl")
 
     def _work(self) -> SensitivityWork:
         sizes = [0] * self._runner.num_layers

@@ -41,7 +41,6 @@ def choose_rules(
     columns = [options[unit.label] for unit in units]
     knapsack = Knapsack(columns)
     choice = _within_budget(recipe, auto, knapsack, sizes)
-    rules = {name: auto.candidates[index] for unit, index in zip(units, choice, strict=True) for name in unit.names}
     chosen = [column[index] for column, index in zip(columns, choice, strict=True)]
     nbytes = sum(option.nbytes for option in chosen)
     record = ChoiceRecord(
@@ -57,6 +56,12 @@ def choose_rules(
         },
         text=text,
     )
+    return repeat_choice(auto, units, record)
+
+
+def repeat_choice(auto: Auto, units: Sequence[FusedUnit], record: ChoiceRecord) -> AutoChoice:
+    """The choice that ``record`` tells of, for the same candidates and units."""
+    rules = {name: auto.candidates[record.sets[unit.label].chosen] for unit in units for name in unit.names}
     return AutoChoice(rules, record)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -15,21 +15,23 @@ Float64 = npt.NDArray[np.float64]
 _BLOCK_VALUES = 2**22  # logits of a block of the vocabulary: 16 MB, of the original and of one copy at a time
 
 
-def mean_divergence(runner: LayerRunner, original: Float32, copies: Sequence[Float32]) -> Float64:
+def mean_divergence(
+    runner: LayerRunner, original: Float32, read_copy: Callable[[int], Float32], num_copies: int
+) -> Float64:
     """Mean over tokens of KL(original || copy) for each copy [num_tokens, hidden_size], in nats: [num_copies].
 
     The head passes once, in blocks of the vocabulary; sums of exponentials carry on from block to block.
     """
     totals = _LogSum(len(original))
-    others = [_LogSum(len(original)) for _ in copies]
-    crosses = [np.zeros(len(original)) for _ in copies]
+    others = [_LogSum(len(original)) for _ in range(num_copies)]
+    crosses = [np.zeros(len(original)) for _ in range(num_copies)]
     step = max(256, _BLOCK_VALUES // len(original))
     for begin in range(0, runner.vocab_size, step):
         end = min(begin + step, runner.vocab_size)
         logits = runner.logits(original, begin, end)
         exponentials, rescale = totals.add(logits)
-        for copy, other, cross in zip(copies, others, crosses, strict=True):
-            changed = runner.logits(copy, begin, end)
+        for index, (other, cross) in enumerate(zip(others, crosses, strict=True)):
+            changed = runner.logits(read_copy(index), begin, end)
             other.add(changed)
             # KL(P || Q) = sum p (log p - log q): differences of logits are exactly 0 where the models agree.
             cross *= rescale

@@ -59,16 +59,20 @@ class SensitivityMeter:
         for layer in range(self.runner.num_layers):
             weights = self.runner.layer_weights(layer)
             for place in range(started * num_samples):
-                copies.windows[place] = self.runner.run_layer(layer, weights, copies.windows[place])
+                copies.write(place, self.runner.run_layer(layer, weights, copies.read(place)))
             after = self._run(layer, weights, clean)
             for unit in _of_layer(units, layer):
                 errors[unit.label], worst = self._try_candidates(unit, weights, clean, after)
-                copies.windows[started * num_samples : (started + 1) * num_samples] = worst
+                for sample, outputs in enumerate(worst):
+                    copies.write(started * num_samples + sample, outputs)
                 started += 1
             clean = after
             self._report(layer)
-        flat = copies.windows.reshape(len(units), -1, self.runner.hidden_size)
-        measured = mean_divergence(self.runner, clean.reshape(-1, self.runner.hidden_size), list(flat))
+
+        def read(unit: int) -> Float32:
+            return np.concatenate([copies.read(unit * num_samples + sample) for sample in range(num_samples)])
+
+        measured = mean_divergence(self.runner, np.concatenate(list(clean)), read, len(units))
         for unit, divergence in zip(units, measured, strict=True):
             largest = errors[unit.label].max()
             errors[unit.label] = errors[unit.label] * (divergence / largest if largest > 0 else 0.0)

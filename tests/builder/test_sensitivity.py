@@ -70,7 +70,7 @@ def test_divergence_in_blocks_is_that_of_whole_logits() -> None:
     original = rng.normal(0, 8, (5, 1000)).astype(np.float32)
     original[0, 0], original[1, 999] = 300, 300  # the peak in the first and in the last block
     copies = [original + rng.normal(0, size, original.shape).astype(np.float32) for size in (0.0, 0.01, 1.0)]
-    found = mean_divergence(_Head(), original, copies)  # type: ignore[arg-type]
+    found = mean_divergence(_Head(), original, copies.__getitem__, 3)  # type: ignore[arg-type]
     log_p, *log_q = (torch.log_softmax(torch.from_numpy(x).double(), -1) for x in (original, *copies))
     expected = [functional.kl_div(q, log_p, log_target=True, reduction="batchmean").item() for q in log_q]
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-6)
@@ -166,6 +166,40 @@ def test_a_calibrated_candidate_gets_its_values_by_its_method(planted: Path, tex
     assert config["auto"]["candidates"] == ["int4 g32 gptq", "int8"] and config["auto"]["text"]["num_samples"] == 2
     roomy = recipe.model_copy(update={"auto": automatic(text, {"bits_per_weight": 9}).auto})
     assert "calibration" not in run(planted, tmp_path / "int8", roomy), "no set needs it"
+
+
+def test_a_run_that_was_killed_after_the_choice_does_not_measure_again(
+    source: Path, text: Path, tmp_path: Path
+) -> None:
+    estimates: list[Any] = []
+
+    def start(output: str, killed_at: int | None, fingerprint: str = "one") -> None:
+        def progress(done: int, _total: int, label: str) -> None:
+            if "sensitivity" not in label and done == killed_at:
+                raise KeyboardInterrupt
+
+        quantize.quantize_checkpoint(
+            source,
+            tmp_path / output,
+            automatic(text),
+            progress=progress,
+            calibration_tools=replace(TOOLS, on_estimate=estimates.append),
+            resume=quantize.Resume(tmp_path / f"{output}.run", fingerprint),
+        )
+
+    start("whole", None)
+    with pytest.raises(KeyboardInterrupt):
+        start("resumed", 5)
+    start("resumed", None)
+    assert len(estimates) == 2, "one for each of the runs that began"
+    names = [path.name for path in sorted((tmp_path / "whole").iterdir())]
+    assert names == [path.name for path in sorted((tmp_path / "resumed").iterdir())]
+    for name in names:
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "resumed" / name).read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        start("other", 5)
+    start("other", None, fingerprint="two")
+    assert len(estimates) == 4, "another recipe, text or code makes its own choice"
 
 
 def test_all_experts_of_a_layer_have_one_precision(text: Path, tmp_path: Path) -> None:
