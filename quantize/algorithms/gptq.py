@@ -26,7 +26,7 @@ def gptq(weights: Float32, gram: Float32, settings: Int4Settings, pool: Executor
     With ``act_order`` the columns of the largest inputs come first, against scales that were fixed before; without it
     the scales of a group are found when its turn comes, from weights that carry the feedback.
     """
-    hessian = _damped(gram, settings.damping)
+    hessian = damped(gram, settings.damping)
     if not settings.act_order:
         return _in_order(weights, hessian, settings, pool)
     order = np.argsort(-np.diagonal(hessian), kind="stable")
@@ -60,11 +60,16 @@ def _find_grid(weights: Float32, pivots: Float32, settings: Int4Settings, pool: 
     return search_grid(weights, settings.group_size, pivots, pool, symmetric=settings.symmetric)
 
 
-def _damped(gram: Float32, damping: float) -> Float32:
-    """The Gram matrix with ``damping`` times its mean diagonal added: columns that saw nothing stay solvable."""
-    mean = np.float32(np.trace(gram, dtype=np.float64) / len(gram))
+def damped(gram: Float32, damping: float, factors: Float32 | None = None) -> Float32:
+    """The Gram matrix over its mean diagonal, with ``damping`` added to it: columns that saw nothing stay solvable.
+
+    ``factors`` [in], that the inputs were divided by: mean and damping are those of the inputs before. Large columns
+    then damp the small ones as much as they would have without AWQ, which makes all alike.
+    """
+    squares = np.ones(len(gram), np.float32) if factors is None else np.square(factors)
+    mean = np.float32(np.einsum("ii,i->", gram, squares, dtype=np.float64) / len(gram))
     hessian = gram / mean if mean > 0 else np.zeros_like(gram)
-    np.einsum("ii->i", hessian)[:] += np.float32(damping)
+    np.einsum("ii->i", hessian)[:] += np.float32(damping) / squares
     return hessian
 
 

@@ -20,11 +20,12 @@ from quantize.calibration.folding import Folding, input_channels
 from quantize.calibration.gram import Gram
 from quantize.calibration.hidden_states import HiddenStates
 from quantize.calibration.layer_quantizer import Float32, LayerQuantizer
-from quantize.calibration.linear_sets import LinearSet, linear_sets
+from quantize.calibration.linear_sets import LinearSet, forward_stages, linear_sets
 from quantize.calibration.ranges import Ranges
-from quantize.calibration.runner import LayerRunner
+from quantize.calibration.runner import LayerRunner, Observe
 from quantize.calibration.sample import CalibrationSample
 from quantize.calibration.smoothing import round_with, smooth, smooth_beside
+from quantize.calibration.streams import Streams
 from quantize.checkpoint import Checkpoint
 from quantize.journal import Journal
 from quantize.plan import PlannedTensor
@@ -56,8 +57,8 @@ def first_layer(planned: Sequence[PlannedTensor], num_finished: int) -> int:
 class Calibrator:
     """Finished tensors, asked for in the order of ``in_layer_order``. One layer's weights are in memory at a time.
 
-    The inputs of a layer are those that the layers before it make as they were quantized, so that each can make good
-    what those before it did (as GPTQ does it). Raises QuantizeError.
+    The inputs of a linear are those that all linears before it make as they were quantized. With ``exact``, for the
+    same windows through the unquantized model, each makes good what those before it did. Raises QuantizeError.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Calibrator:
         kv_cache: KvScheme | None,
         coverage: ExpertCoverage,
         journal: Journal | None = None,
+        exact: HiddenStates | None = None,
     ) -> None:
         self._checkpoint = checkpoint
         self._rules = {
@@ -79,20 +81,16 @@ class Calibrator:
         self._inputs = CalibratedInputs(planned, kv_cache)
         self._runner = runner
         self._pool = pool
-        self._hidden = hidden
+        self._streams = Streams(runner, hidden, exact)
         self._coverage = coverage
         self._journal = journal
-        self._num_windows = len(sample.windows)
         self._next_layer = max(first_layer(planned, len(journal.finished) if journal is not None else 0), 0)
         if journal is not None:
             coverage.restore(tensor.report for tensor in journal.finished)
         if self._next_layer == 0:
-            hidden.begin(0)
-            for window, ids in enumerate(sample.windows):
-                hidden.write(window, runner.embed(ids))
-            hidden.end()
+            self._streams.embed(sample.windows)
         elif self._next_layer < runner.num_layers:
-            hidden.restore(self._next_layer)
+            self._streams.restore(self._next_layer)
         self._finished: dict[str, PreparedTensor] = {}
 
     def take(self, name: str) -> PreparedTensor | None:
@@ -116,7 +114,7 @@ class Calibrator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._hidden.__exit__(kind, error, trace)
+        self._streams.close()
 
     def _run_layer(self, layer: int) -> dict[str, PreparedTensor]:
         if self._journal is not None:
@@ -126,25 +124,48 @@ class Calibrator:
             self._checkpoint.release(name)
         prefix = f"model.layers.{layer}."
         sets = linear_sets(self._coverage.mixture, layer)
-        ranges = self._inputs.smoothed_ranges(prefix)
         self._coverage.begin(prefix, sets, lambda name: name in self._rules or self._inputs.sees_inputs(name))
-        self._see_inputs(layer, weights, grams := self._new_grams(prefix, sets), ranges)
         quantizer = LayerQuantizer(weights, self._rules, self._pool)
-        finished: dict[str, PreparedTensor] = {}
-        for linears in sets:
-            is_starved = self._coverage.is_starved(prefix, linears)
-            for names in () if is_starved else self._by_rule(linears, prefix):
-                folding = self._folding(linears, prefix, weights, names)
-                finished |= quantizer.run(names, grams[prefix + linears.modules[0]], folding)
-                finished |= folding.changed if folding is not None else {}
-            finished |= self._smooth(linears, prefix, weights, ranges)
-            grams.pop(prefix + linears.modules[0], None)  # of a wide layer each takes hundreds of megabytes
+        finished = self._fold_factors(layer, prefix, sets, quantizer)
+        exact = dict(weights)  # with the factors, before rounding
+        for stage in forward_stages(sets):
+            self._see_inputs(layer, weights, exact, grams := self._new_grams(prefix, stage))
+            for linears in stage:
+                for names in self._rounded(linears, prefix):
+                    finished |= quantizer.round(names, grams[prefix + linears.modules[0]])
+                grams.pop(prefix + linears.modules[0], None)  # of a wide layer each takes hundreds of megabytes
         ranges = self._inputs.static_ranges(prefix)
-        if ranges or layer + 1 < self._runner.num_layers:
-            self._advance(layer, weights, ranges)
+        self._advance(layer, weights, exact, ranges)
         self._coverage.lend_ranges(ranges)
         self._inputs.set_scales(ranges)
         return finished
+
+    def _fold_factors(
+        self, layer: int, prefix: str, sets: Sequence[LinearSet], quantizer: LayerQuantizer
+    ) -> dict[str, PreparedTensor]:
+        """Of the whole layer before int4 is rounded: they go into rows of linears that come earlier.
+
+        Experts are counted here, so that those with too few tokens are known before any is rounded.
+        """
+        ranges = self._inputs.smoothed_ranges(prefix)
+        scaled = [linears for linears in sets if any(map(self._is_scaled, self._by_rule(linears, prefix)))]
+        grams = self._new_grams(prefix, scaled)
+        if (self._coverage.is_counting and any(self._by_rule(linears, prefix) for linears in sets)) or grams or ranges:
+            self._see_inputs(layer, quantizer.weights, None, grams, ranges)
+            self._coverage.end()
+        finished: dict[str, PreparedTensor] = {}
+        for linears in sets:
+            for names in filter(self._is_scaled, self._rounded(linears, prefix)):
+                folding = self._folding(linears, prefix, quantizer.weights, names)
+                if folding is not None:
+                    quantizer.scale(names, grams[prefix + linears.modules[0]], folding)
+                    finished |= folding.changed
+            grams.pop(prefix + linears.modules[0], None)
+            finished |= self._smooth(linears, prefix, quantizer.weights, ranges)
+        return finished
+
+    def _is_scaled(self, names: list[str]) -> bool:
+        return self._rules[names[0]].method == "awq"
 
     def _smooth(
         self, linears: LinearSet, prefix: str, weights: dict[str, Float32], ranges: Ranges
@@ -186,6 +207,10 @@ class Calibrator:
                 by_rule.setdefault(self._rules[name], []).append(name)
         return list(by_rule.values())
 
+    def _rounded(self, linears: LinearSet, prefix: str) -> list[list[str]]:
+        """As above; of an expert that saw too few tokens none."""
+        return [] if self._coverage.is_starved(prefix, linears) else self._by_rule(linears, prefix)
+
     def _new_grams(self, prefix: str, sets: Sequence[LinearSet]) -> dict[str, Gram]:
         """One for each set with a calibrated linear, by the name of its first module."""
         grams: dict[str, Gram] = {}
@@ -199,34 +224,35 @@ class Calibrator:
                 )
         return grams
 
-    def _see_inputs(self, layer: int, weights: dict[str, Float32], grams: dict[str, Gram], ranges: Ranges) -> None:
-        def observe(name: str, inputs: Float32) -> None:
-            ranges.observe(name, inputs)
-            self._coverage.observe(name, inputs)
-            gram = grams.get(name.removesuffix(".weight"))
-            if gram is not None:
-                gram.add(inputs)
-
-        if not grams and not ranges:
-            return
-        for window in range(self._num_windows):
-            self._runner.run_layer(layer, weights, self._hidden.read(window), observe)
-        self._coverage.end()
+    def _see_inputs(
+        self,
+        layer: int,
+        weights: dict[str, Float32],
+        exact: dict[str, Float32] | None,
+        grams: dict[str, Gram],
+        ranges: Ranges | None = None,
+    ) -> None:
+        """With ``ranges``, the layer runs to its end, and experts are counted."""
+        if grams or ranges is not None:
+            self._streams.see(layer, weights, exact, grams, None if ranges is None else self._observer(ranges))
         for name, gram in grams.items():
             if not np.isfinite(gram.mean_square).all():
                 raise QuantizeError(f"the inputs of {name} overflow float32 in calibration; is the checkpoint damaged?")
 
-    def _advance(self, layer: int, weights: dict[str, Float32], ranges: Ranges) -> None:
+    def _advance(self, layer: int, weights: dict[str, Float32], exact: dict[str, Float32], ranges: Ranges) -> None:
+        is_last = layer + 1 == self._runner.num_layers
+        if is_last and not ranges:
+            return
+        if self._journal is not None:
+            self._journal.settle()  # what the layer before read is about to go
+        self._streams.advance(layer, weights, None if is_last else exact, self._observer(ranges))
+
+    def _observer(self, ranges: Ranges) -> Observe:
         def observe(name: str, inputs: Float32) -> None:
             ranges.observe(name, inputs)
             self._coverage.observe(name, inputs)
 
-        if self._journal is not None:
-            self._journal.settle()  # what the layer before read is about to go
-        self._hidden.begin(layer + 1)
-        for window in range(self._num_windows):
-            self._hidden.write(window, self._runner.run_layer(layer, weights, self._hidden.read(window), observe))
-        self._hidden.end()
+        return observe
 
     def _folding(
         self, linears: LinearSet, prefix: str, weights: dict[str, Float32], names: list[str]

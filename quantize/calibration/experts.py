@@ -24,7 +24,12 @@ _NAMED = 3  # in the warning; config.json has them all
 
 
 class ExpertGram(Gram):
-    """X'X of one of many experts. Few inputs are kept as they are, which takes less than their matrix does."""
+    """X'X of one of many experts. Few inputs are kept as they are, which takes less than their matrix does.
+
+    Not compared with the unquantized model's, whose router may give the expert other tokens.
+    """
+
+    is_compared = False
 
     def __init__(self, size: int, *, full: bool = True) -> None:
         super().__init__(size, full=False)
@@ -32,7 +37,7 @@ class ExpertGram(Gram):
         self._is_full = full
         self._rows: list[Float32] = []
 
-    def add(self, inputs: Float32) -> None:
+    def add(self, inputs: Float32, exact: Float32 | None = None) -> None:
         """``inputs``: [num_tokens, in]"""
         super().add(inputs)
         if self._is_full and self._sum is None:
@@ -72,6 +77,11 @@ class ExpertCoverage:
                 # Gate, up and down of an expert see the same number: one of them is counted.
                 self._watched = {name: other for name, other in self._watched.items() if other != expert}
                 self._watched[names[0]] = expert
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether experts are watched."""
+        return bool(self._watched)
 
     def observe(self, name: str, inputs: Float32) -> None:
         """``inputs`` [num_tokens, in] of the weight ``name``"""

@@ -15,7 +15,7 @@ class CalibrationSettings(BaseModel):
     text: Path | None = Field(
         default=None,
         description='UTF-8 text, or .jsonl with {"text": ...} or chat turns {"messages": [...]}, relative to the file '
-        "that names it; default: 60 kB of Shakespeare that ship with Plansmith",
+        "that names it; default: 38 kB that ship with Plansmith, of several kinds",
     )
     num_samples: int = Field(default=16, strict=True, ge=1, description="windows of tokens")
     sequence_length: int = Field(default=512, strict=True, ge=2, description="tokens per window")

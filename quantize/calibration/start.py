@@ -71,7 +71,10 @@ class Calibration:
 
     def start(self, directory: Path, pool: Executor, journal: Journal | None = None) -> Calibrator:
         """``directory`` takes the files of activations, if they are many or kept."""
-        hidden = HiddenStates(self._hidden_shape, self._max_bytes, directory, keep=self._keep, pool=pool)
+        hidden, *exact = (
+            HiddenStates(self._hidden_shape, self._max_bytes, directory, keep=self._keep, name=name, pool=pool)
+            for name in self._streams
+        )
         return Calibrator(
             self._checkpoint,
             self._planned,
@@ -82,6 +85,7 @@ class Calibration:
             self._kv_cache,
             self.coverage,
             journal,
+            *exact,
         )
 
     def record(self) -> dict[str, Any]:
@@ -91,7 +95,15 @@ class Calibration:
     def can_start(self, directory: Path, num_finished: int) -> bool:
         """Whether ``directory`` holds what the next layer reads."""
         layer = first_layer(self._planned, num_finished)
-        return not 0 < layer < self._runner.num_layers or is_kept(directory, layer, self._hidden_shape)
+        return not 0 < layer < self._runner.num_layers or all(
+            is_kept(directory, layer, self._hidden_shape, name) for name in self._streams
+        )
+
+    @property
+    def _streams(self) -> tuple[str, ...]:
+        """Names of the runs of the windows: as quantized, and for awq and gptq through the source's own weights."""
+        is_corrected = any(method in ("awq", "gptq") for method in self._methods.values())
+        return ("hidden", "exact") if is_corrected else ("hidden",)
 
     @property
     def _hidden_shape(self) -> tuple[int, int, int]:

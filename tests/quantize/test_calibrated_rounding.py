@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantize.algorithms.awq import search_factors
-from quantize.algorithms.gptq import gptq
+from quantize.algorithms.gptq import damped, gptq
 from quantize.algorithms.grid import Grid, decode, encode, range_grid
+from quantize.algorithms.refine import descend, refine
 from quantize.algorithms.scale_search import search_grid
+from quantize.algorithms.targets import corrected_targets
 from quantize.calibration.gram import Gram
 from quantize.recipe import Int4Settings
 
@@ -170,3 +172,83 @@ def test_awq_factors_lower_the_output_error_and_dead_columns_do_no_harm() -> Non
     assert error(factors) < 0.8 * error(np.ones(IN, np.float32))
     alike = np.ones(IN, np.float32)
     np.testing.assert_array_equal(search_factors(w, gram, alike, int4("awq"), POOL), alike)
+
+
+def test_drifted_inputs_are_made_good() -> None:
+    """The unquantized model has ``exact`` inputs, its quantized copy others: the target brings back its outputs."""
+    w, exact = weights(), correlated_inputs(num_tokens=4000)
+    inputs = exact + 0.2 * exact @ np.random.default_rng(5).normal(0, IN**-0.5, (IN, IN)).astype(np.float32)
+    gram = Gram(IN)
+    for begin in range(0, 4000, 1000):
+        gram.add(inputs[begin : begin + 1000], exact[begin : begin + 1000])
+    drift = gram.drift()
+    assert drift is not None
+    np.testing.assert_allclose(drift, (exact - inputs).T @ inputs / 4000, rtol=1e-3, atol=1e-3 * np.abs(drift).max())
+    targets = corrected_targets(w, gram.matrix(), drift)
+
+    def error(candidate: np.ndarray) -> float:
+        return float(np.square(exact.astype(np.float64) @ w - inputs.astype(np.float64) @ candidate).sum())
+
+    assert error(targets) < 0.5 * error(w)
+    values, grid = gptq(targets, gram.matrix(), int4("gptq"), POOL)
+    plain, plain_grid = gptq(w, gram.matrix(), int4("gptq"), POOL)
+    assert error(decode(values, grid)) < 0.7 * error(decode(plain, plain_grid))
+
+
+def test_without_drift_or_inputs_the_target_is_the_weights() -> None:
+    w, none = weights(), np.zeros((IN, IN), np.float32)
+    np.testing.assert_array_equal(corrected_targets(w, gram_of(correlated_inputs()), none), w)
+    np.testing.assert_array_equal(corrected_targets(w, none, none), w)
+    assert Gram(IN).drift() is None
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_integers_and_scales_that_settle_together_lower_the_output_error(symmetric: bool) -> None:
+    w, inputs = weights(), correlated_inputs()
+    gram, chosen = gram_of(inputs), int4("awq", symmetric=symmetric)
+    grid = search_grid(w, GROUP, gram, POOL, symmetric=symmetric)
+    values, better = refine(w, (encode(w, grid), grid), gram, chosen, POOL)
+    before, after = (output_error(inputs, decode(*pair) - w) for pair in ((encode(w, grid), grid), (values, better)))
+    assert after < 0.7 * before
+    assert values.min() >= 0 and values.max() <= 15 and (values == np.rint(values)).all()
+    np.testing.assert_array_equal(better.scales, better.scales.astype(np.float16))
+    np.testing.assert_array_equal(better.zeros, grid.zeros)
+
+
+@given(seed=st.integers(0, 999))
+@settings(max_examples=15, deadline=None)
+def test_a_sweep_over_the_columns_never_raises_the_error(seed: int) -> None:
+    w, inputs = weights(seed), correlated_inputs(seed, num_tokens=60)
+    hessian = damped(gram_of(inputs), 0.05)
+    grid = range_grid(w, GROUP, symmetric=True)
+    values, errors = encode(w, grid), []
+    for _ in range(3):
+        change = (decode(values, grid) - w).astype(np.float64)
+        errors.append(float(np.einsum("io,ij,jo->", change, hessian, change, optimize=True)))
+        values = descend(w, values, grid, hessian)
+    assert errors[0] >= errors[1] >= errors[2] * (1 - 1e-6)
+
+
+def test_refining_survives_groups_of_zeros_and_inputs_never_seen() -> None:
+    w = weights()
+    w[:GROUP] = 0
+    grid = range_grid(w, GROUP, symmetric=True)
+    for gram in (gram_of(correlated_inputs(num_tokens=10)), np.zeros((IN, IN), np.float32)):
+        values, better = refine(w, (encode(w, grid), grid), gram, int4("awq"), POOL)
+        assert np.isfinite(better.scales).all() and (better.scales > 0).all()
+        assert (decode(values, better)[:GROUP] == 0).all()
+
+
+def test_factors_change_nothing_about_the_target() -> None:
+    """Inputs divided by factors and weights multiplied: the same model, damped the same."""
+    w, exact = weights(), correlated_inputs(num_tokens=1000)
+    inputs = exact + np.random.default_rng(6).normal(0, 0.3, exact.shape).astype(np.float32)
+    factors = np.exp(np.random.default_rng(7).normal(0, 1, IN)).astype(np.float32)
+    plain, scaled = Gram(IN), Gram(IN)
+    plain.add(inputs, exact)
+    scaled.add(inputs / factors, exact / factors)
+    (drift, scaled_drift) = (gram.drift() for gram in (plain, scaled))
+    assert drift is not None and scaled_drift is not None
+    expected = corrected_targets(w, plain.matrix(), drift)
+    found = corrected_targets(w * factors[:, None], scaled.matrix(), scaled_drift, factors) / factors[:, None]
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)

@@ -23,7 +23,7 @@ CALIBRATED = Recipe.model_validate(
 
 def test_the_text_that_ships_is_plain_and_long_enough() -> None:
     (text,) = read_documents(quantize.calibration_file(None), None)
-    assert 50_000 < len(text) < 70_000 and text.isascii()
+    assert 35_000 < len(text) < 45_000 and text.isascii()
 
 
 def test_json_lines_hold_texts_and_chat_turns(tmp_path: Path) -> None:
@@ -77,7 +77,9 @@ def test_the_cost_grows_with_the_tokens_and_a_limit_names_a_sample_that_fits() -
     layers = [LayerShape(((64, 64), (64, 32), (128, 32), (32, 64)), "gptq")] * 2
     small, large = (estimate_cost(layers, 32, num_samples, 16, 1e9) for num_samples in (10, 100))
     assert large.flops > 5 * small.flops and large.num_tokens == 1600
-    assert small.disk_bytes == 0 and estimate_cost(layers, 32, 10, 16, 0.0).disk_bytes == 4 * 10 * 16 * 32
+    assert small.disk_bytes == 0 and estimate_cost(layers, 32, 10, 16, 0.0).disk_bytes == 2 * 4 * 10 * 16 * 32, (
+        "twice: with the exact ones"
+    )
     check_limit(large, None)
     with pytest.raises(QuantizeError, match=r"max_seconds allows .*num_samples to \d+ instead of 100"):
         check_limit(large, large.seconds / 2)

@@ -1,0 +1,34 @@
+"""The weights that make good what earlier layers did to the inputs, before they are rounded.
+
+GPTQ and AWQ bring W^ X^ close to W X^, where X^ are the inputs that the layers quantized before make. What counts is
+the unquantized model's W X (GPTAQ, arXiv 2504.02692). What comes nearest to it without rounding, W*, is a ridge
+regression: with G = E[x^ x^'] and C = E[(x - x^) x^'], W* = W + W C (G + damping)^-1, and |W X - W^ X^| differs from
+|W* X^ - W^ X^| by what no W^ can change. So W* is rounded in place of W, by any method that has G.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from quantize.algorithms.gptq import damped
+
+Float32 = npt.NDArray[np.float32]
+
+# Share of the mean that is added to the diagonal: a few thousand tokens must not bend weights that they say little of.
+_DAMPING = 0.1
+
+
+def corrected_targets(weights: Float32, gram: Float32, drift: Float32, factors: Float32 | None = None) -> Float32:
+    """W* [in, out] of ``weights`` [in, out].
+
+    ``gram`` [in, in] is G and ``drift`` [in, in] is C, both of the inputs that these weights are multiplied with;
+    ``factors`` [in] are AWQ's, by which these inputs were divided.
+    """
+    squares = np.ones(len(gram)) if factors is None else np.square(factors, dtype=np.float64)
+    mean = np.einsum("ii,i->", gram, squares) / len(gram)
+    if not mean > 0:
+        return weights
+    wanted = (drift.T @ weights).astype(np.float64) / mean
+    change = np.linalg.solve(damped(gram, _DAMPING, factors).astype(np.float64), wanted)
+    return np.asarray(weights + change, np.float32)
