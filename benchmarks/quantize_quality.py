@@ -59,6 +59,14 @@ def measure(method: str, arguments: argparse.Namespace) -> dict[str, float]:
     }
 
 
+def recovered(method: str, perplexities: dict[str, float]) -> str:
+    """Share of what rounding to nearest loses; empty for the two that it lies between."""
+    if method in ("none", "rtn") or not perplexities.keys() >= {"none", "rtn"}:
+        return ""
+    lost = perplexities["rtn"] - perplexities["none"]
+    return f"{(perplexities['rtn'] - perplexities[method]) / lost:.0%}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
@@ -72,15 +80,16 @@ def main() -> None:
     if arguments.child:
         print(json.dumps(measure(arguments.child, arguments)))
         return
-    rows = []
+    rows, perplexities = [], {}
     for method in arguments.methods:
         command = [sys.executable, *sys.argv, "--child", method]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         found = json.loads(done.stdout)
         cells = [f"{found[key]:.{digits}f}" for key, digits in (("perplexity", 2), ("seconds", 0), ("cpu_seconds", 0))]
-        rows.append([method, *cells, f"{found['gigabytes']:.2f}"])
+        perplexities[method] = found["perplexity"]
+        rows.append([method, *cells, f"{found['gigabytes']:.2f}", recovered(method, perplexities)])
         print(f"{method}: {cells}", file=sys.stderr)
-    print(table(["method", "perplexity", "seconds", "CPU seconds", "peak GB"], rows))
+    print(table(["method", "perplexity", "seconds", "CPU seconds", "peak GB", "recovered"], rows))
 
 
 if __name__ == "__main__":
