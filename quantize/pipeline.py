@@ -19,6 +19,8 @@ from quantize.calibration.calibrator import in_layer_order
 from quantize.calibration.runner import CalibrationTools
 from quantize.calibration.start import Calibration
 from quantize.checkpoint import Checkpoint, open_checkpoint
+from quantize.foreign.keeping import keep_stored
+from quantize.foreign.recognize import dequantized
 from quantize.plan import PlannedTensor, plan_tensors, with_rules
 from quantize.quantized_tensor import FORMAT_VERSION, QUANT_METHOD
 from quantize.recipe import Recipe
@@ -71,16 +73,16 @@ def _quantize(
     resume: Resume | None,
 ) -> QuantizeReport:
     start = time.perf_counter()
-    checkpoint = rotated(open_checkpoint(source), recipe.rotations)
-    planned = plan_tensors(checkpoint, recipe)
+    checkpoint = rotated(dequantized(open_checkpoint(source)), recipe.rotations)
+    planned = keep_stored(checkpoint, plan_tensors(checkpoint, recipe))
     check_tokenizer_fits(checkpoint)
     chosen, calibration = None, None
     if recipe.auto is not None:
         auto = AutoPrecision(checkpoint, planned, recipe, recipe.auto, calibration_tools)
         chosen = auto.choose(_existing_directory(output), progress, resume)
         resume = keeping_choice(resume, chosen.record) if resume is not None else None
-        planned = with_rules(checkpoint, planned, recipe, chosen.rules)
-    if recipe.is_calibrated if chosen is None else chosen.is_calibrated(recipe):
+        planned = keep_stored(checkpoint, with_rules(checkpoint, planned, recipe, chosen.rules))
+    if any(tensor.is_calibrated for tensor in planned):
         planned = in_layer_order(planned)
         calibration = Calibration(checkpoint, planned, recipe, calibration_tools, keep=resume is not None)
     side_files = checkpoint.side_files()
@@ -207,6 +209,8 @@ def _entry(tensor: TensorReport) -> dict[str, Any]:
         entry["activations"] = tensor.activations.entry()
     if tensor.has_pre_quant_scale:
         entry["pre_quant_scale"] = True
+    if tensor.is_kept:
+        entry["kept"] = True
     entry["bits_per_weight"] = round(tensor.bits_per_weight, 4)
     # Six digits: the order in which processors of different widths add would show in the rest.
     entry["relative_error"] = float(f"{tensor.relative_error:.6g}")

@@ -13,6 +13,7 @@ from plansmith_errors import QuantizeError
 from quantize.architectures import Role, check_complete, fused_set, role_of
 from quantize.checkpoint import Checkpoint, TensorInfo
 from quantize.dtypes import BFLOAT16, SOURCE_FLOATS
+from quantize.foreign.packed_weight import PackedWeight
 from quantize.quantized_tensor import QUANT_METHOD
 from quantize.recipe import FloatSettings, InputSettings, Int4Settings, Recipe, SchemeName, WeightRule
 from quantize.safetensors_writer import TensorSpec
@@ -32,6 +33,12 @@ class PlannedTensor:
     scaled_with: tuple[str, ...] = ()  # whose largest magnitude decides the tensor's scale, where it has one
     inputs: InputSettings | None = None  # what happens to the inputs of the linear
     companions: tuple[TensorSpec, ...] = ()  # stored after ``specs``, with values that calibration finds
+    kept: PackedWeight | None = None  # the source's own, where it has the scheme already
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether something of it waits for calibration."""
+        return (self.int4 is not None and self.int4.is_calibrated) or self.is_smoothed or bool(self.companions)
 
     @property
     def is_smoothed(self) -> bool:
@@ -109,10 +116,8 @@ def _refuse_quantized(checkpoint: Checkpoint) -> None:
     name = method.get("quant_method") if isinstance(method, dict) else None
     if name == QUANT_METHOD:
         raise QuantizeError(f"{checkpoint.path}: is already a quantized checkpoint; quantize the original model")
-    if method or (checkpoint.path / "hf_quant_config.json").exists():
-        raise QuantizeError(
-            f"{checkpoint.path}: is quantized already ({name or 'modelopt'}); quantize the original model"
-        )
+    if method:
+        raise QuantizeError(f"{checkpoint.path}: is quantized already ({name}); quantize the original model")
 
 
 def _check_tied(checkpoint: Checkpoint, recipe: Recipe) -> None:

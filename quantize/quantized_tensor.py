@@ -199,9 +199,10 @@ def _entry_of(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
     config = checkpoint.config.get("quantization_config") or {}
     found = (config.get("quant_method"), config.get("format_version")) if isinstance(config, dict) else (config, None)
     if config and found != (QUANT_METHOD, FORMAT_VERSION):
+        advice = "quantize it again" if found[0] == QUANT_METHOD else "read it with plansmith quantize --recipe none"
         raise CheckpointError(
             f"{checkpoint.path}: is quantized by {found[0]!r} (format {found[1]!r}); "
-            f"expected {QUANT_METHOD!r} (format {FORMAT_VERSION}) or an original model"
+            f"expected {QUANT_METHOD!r} (format {FORMAT_VERSION}) or an original model; {advice}"
         )
     tensors = config.get("tensors") or {}
     entry = tensors.get(name) or {} if isinstance(tensors, dict) else None

@@ -22,6 +22,7 @@ class TensorReport:
     squared_error: float
     granularity: Granularity | None = None  # of fp8
     method: Method | None = None  # of int4 tensors with a calibrated rule; rtn: of an expert with too few tokens
+    is_kept: bool = False  # stored as in the source, which had the scheme already
     output_error: float | None = None  # awq, gptq: |X dW'| / |X W'| on the calibration tokens X
 
     activations: Activations | None = None  # what happens to the inputs of the linear

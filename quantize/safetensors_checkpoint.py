@@ -17,6 +17,7 @@ from quantize.safetensors_file import SafetensorsFile, StoredTensor
 
 INDEX_NAME = "model.safetensors.index.json"
 MAX_JSON_BYTES = 256 * 2**20
+_QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json")  # of tools that wrote them beside config.json
 _SIDE_PATTERNS = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -39,7 +40,7 @@ class SafetensorsCheckpoint(Checkpoint):
     def __init__(self, path: Path) -> None:
         self.path = path
         files = self._find_files()
-        self.config = _read_json(path / "config.json")
+        self.config = read_json(path / "config.json")
         self._files = [SafetensorsFile(file) for file in files]
         self._file_of: dict[str, SafetensorsFile] = {}
         for file in self._files:
@@ -77,7 +78,9 @@ class SafetensorsCheckpoint(Checkpoint):
     def source_files(self) -> list[Path]:
         index = [self.path / INDEX_NAME] if self._index is not None else []
         weights = [file.path for file in self._files]
-        return [self.path / "config.json", *index, *weights, *(self.path / name for name in self._side_names)]
+        configs = [path for name in _QUANTIZATION_FILES if (path := self.path / name).is_file()]
+        sides = [self.path / name for name in self._side_names]
+        return [self.path / "config.json", *configs, *index, *weights, *sides]
 
     def side_files(self) -> dict[str, bytes]:
         return {name: _read_small(self.path / name) for name in self._side_names}
@@ -93,7 +96,7 @@ class SafetensorsCheckpoint(Checkpoint):
         path = self.path / INDEX_NAME
         if not path.exists():
             return None
-        weight_map = _read_json(path).get("weight_map")
+        weight_map = read_json(path).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(f"{path}: expected a weight_map from tensor names to file names")
         for name, file in weight_map.items():
@@ -163,7 +166,8 @@ class SafetensorsCheckpoint(Checkpoint):
         return f"{max(sizes, key=lambda dtype: sizes[dtype]) if sizes else 'empty'} safetensors"
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a checkpoint. Raises CheckpointError."""
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file; a checkpoint has {path.name} beside its safetensors files")
     return parse_json_object(_read_small(path), str(path))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from quantize.calibration.calibrator import Calibrator
 from quantize.checkpoint import Checkpoint
+from quantize.foreign.keeping import write_kept
 from quantize.journal import FinishedTensor, Journal
 from quantize.magnitudes import Magnitudes
 from quantize.plan import PlannedTensor, split_shards
@@ -81,7 +82,9 @@ class _WeightFiles:
     def _write_tensor(self, tensor: PlannedTensor, writer: SafetensorsWriter) -> None:
         num_specs = len(writer.specs)
         prepared = self.calibrator.take(tensor.info.name) if self.calibrator is not None else None
-        if prepared is not None:
+        if tensor.kept is not None:
+            report = write_kept(tensor, tensor.kept, writer, self.pool)
+        elif prepared is not None:
             report = write_prepared(tensor, prepared, writer)
         else:
             report = TensorJob(self.checkpoint, tensor, writer, self.pool, self._magnitudes).run()

@@ -1,0 +1,109 @@
+"""Matrices that are stored as the recipe asks already: values and scales are copied, not rounded a second time."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+
+import numpy as np
+
+from quantize.checkpoint import Checkpoint
+from quantize.foreign.checkpoint import ForeignCheckpoint
+from quantize.foreign.packed_weight import Form, PackedWeight
+from quantize.magnitudes import CHUNK_VALUES, check_finite
+from quantize.plan import PlannedTensor
+from quantize.recipe import BLOCK_SIZES
+from quantize.report import TensorReport
+from quantize.safetensors_writer import SafetensorsWriter, TensorSpec
+
+log = logging.getLogger(__name__)
+
+
+def keep_stored(checkpoint: Checkpoint, planned: Sequence[PlannedTensor]) -> list[PlannedTensor]:
+    """The plan, with ``kept`` set where the source holds the very scheme; of int4 no method is left then.
+
+    What has the scheme but cannot be kept is rounded again, and a warning says why.
+    """
+    if not isinstance(checkpoint, ForeignCheckpoint):
+        return list(planned)
+    candidates = {tensor.info.name: weight for tensor in planned if (weight := _candidate(checkpoint, tensor))}
+    obstacles = {name: reason for name, weight in candidates.items() if (reason := weight.obstacle())}
+    kept = {name: weight for name, weight in candidates.items() if name not in obstacles}
+    for tensor in planned:
+        name = tensor.info.name
+        if name in kept and tensor.scheme == "nvfp4" and not _agree(kept, tensor.scaled_with):
+            obstacles |= dict.fromkeys(tensor.scaled_with, "matrices that run-times fuse differ in the tensor's scale")
+    _log(checkpoint, [weight for name, weight in kept.items() if name not in obstacles], obstacles)
+    return [
+        _kept(tensor, kept[tensor.info.name]) if tensor.info.name in kept.keys() - obstacles else tensor
+        for tensor in planned
+    ]
+
+
+def write_kept(planned: PlannedTensor, weight: PackedWeight, writer: SafetensorsWriter, pool: Executor) -> TensorReport:
+    """Copy the values and scales. Raises QuantizeError for NaN and infinity."""
+    specs, info = planned.specs, planned.info
+    slot = writer.add(specs[0])
+    step = max(1, CHUNK_VALUES // info.shape[1])
+
+    def copy(begin: int) -> float:
+        end = min(begin + step, info.shape[0])
+        rows = weight.rows(begin, end)
+        check_finite(info.name, rows, begin, "is not finite; the source is damaged")
+        slot.write_rows(begin, weight.values(begin, end))
+        return float(np.square(rows, dtype=np.float64).sum())
+
+    norms = list(pool.map(copy, range(0, info.shape[0], step)))
+    scales = weight.scales()
+    for spec, array in zip(specs[1:], scales, strict=True):
+        writer.add(TensorSpec(spec.name, array.dtype, array.shape)).write_rows(0, array)
+    int4 = planned.int4
+    return TensorReport(
+        name=info.name,
+        scheme=planned.scheme,
+        shape=info.shape,
+        group_size=int4.group_size if int4 else BLOCK_SIZES.get(planned.scheme),
+        symmetric=int4 is None or int4.symmetric,
+        bytes_in=info.nbytes,
+        bytes_out=specs[0].nbytes + sum(array.nbytes for array in scales),
+        squared_norm=sum(norms),
+        squared_error=0.0,
+        granularity=planned.floats.granularity if planned.floats and planned.scheme == "fp8" else None,
+        is_kept=True,
+    )
+
+
+def _candidate(checkpoint: ForeignCheckpoint, tensor: PlannedTensor) -> PackedWeight | None:
+    weight = checkpoint.packed(tensor.info.name)
+    if weight is None or tensor.scheme == "none":
+        return None
+    return weight if weight.form == Form.asked(tensor.scheme, tensor.int4, tensor.floats) else None
+
+
+def _agree(kept: dict[str, PackedWeight], names: Iterable[str]) -> bool:
+    """Whether all of them are kept, with one scale of the tensor."""
+    members = [kept.get(name) for name in names]
+    scales = {float(member.scales()[1]) for member in members if member is not None}
+    return None not in members and len(scales) == 1
+
+
+def _kept(tensor: PlannedTensor, weight: PackedWeight) -> PlannedTensor:
+    int4 = None if tensor.int4 is None else replace(tensor.int4, method="rtn")
+    return replace(tensor, int4=int4, kept=weight)
+
+
+def _log(checkpoint: Checkpoint, kept: list[PackedWeight], obstacles: dict[str, str]) -> None:
+    for form, count in Counter(str(weight.form) for weight in kept).items():
+        log.info("%s: %d matrices are %s already, and are kept as they are stored", checkpoint.path, count, form)
+    for reason, count in Counter(obstacles.values()).items():
+        name = next(name for name, other in obstacles.items() if other == reason)
+        log.warning(
+            "%s: %d matrices have the scheme that is asked for but are rounded again: %s (%s and others)",
+            checkpoint.path,
+            count,
+            reason,
+            name,
+        )
