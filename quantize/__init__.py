@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from quantize.checkpoint import Checkpoint, TensorInfo, open_checkpoint
     from quantize.pipeline import quantize_checkpoint
     from quantize.proof import StoredWeight, checkpoint_weights, described_weights, scheme_totals, worst_weights
-    from quantize.quantized_tensor import QuantizedTensor, load_weight
+    from quantize.quantized_tensor import QuantizedTensor, check_readable, load_weight
     from quantize.recipe import Recipe
     from quantize.recipe_files import list_recipes, load_recipe
     from quantize.report import QuantizeReport, TensorReport
@@ -38,6 +38,7 @@ __all__ = [
     "TensorInfo",
     "TensorReport",
     "calibration_file",
+    "check_readable",
     "checkpoint_weights",
     "described_weights",
     "list_recipes",
@@ -65,7 +66,7 @@ _MODULES = {
         "scheme_totals",
         "worst_weights",
     ),
-    "quantize.quantized_tensor": ("QuantizedTensor", "load_weight"),
+    "quantize.quantized_tensor": ("QuantizedTensor", "check_readable", "load_weight"),
     "quantize.recipe": ("Recipe",),
     "quantize.recipe_files": ("list_recipes", "load_recipe"),
     "quantize.report": ("QuantizeReport", "TensorReport"),

@@ -194,8 +194,8 @@ def _load_blocks(checkpoint: Checkpoint, name: str, values: npt.NDArray[Any], en
     return QuantizedTensor(scheme, (rows, columns), values, scales, None, size, tensor_scale)
 
 
-def _entry_of(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
-    """What config.json says of the tensor; empty for a checkpoint that is not quantized."""
+def check_readable(checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError for a checkpoint that another tool or another version of this one quantized."""
     config = checkpoint.config.get("quantization_config") or {}
     found = (config.get("quant_method"), config.get("format_version")) if isinstance(config, dict) else (config, None)
     if config and found != (QUANT_METHOD, FORMAT_VERSION):
@@ -204,6 +204,12 @@ def _entry_of(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
             f"{checkpoint.path}: is quantized by {found[0]!r} (format {found[1]!r}); "
             f"expected {QUANT_METHOD!r} (format {FORMAT_VERSION}) or an original model; {advice}"
         )
+
+
+def _entry_of(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+    """What config.json says of the tensor; empty for a checkpoint that is not quantized."""
+    check_readable(checkpoint)
+    config = checkpoint.config.get("quantization_config") or {}
     tensors = config.get("tensors") or {}
     entry = tensors.get(name) or {} if isinstance(tensors, dict) else None
     if not isinstance(entry, dict):

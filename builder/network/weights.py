@@ -76,10 +76,14 @@ def _mlp_linears(spec: ModelSpec, layer: int) -> dict[str, tuple[int, int, bool]
 class WeightSource:
     """Reads a model's weights from ``checkpoint``.
 
-    Raises BuildError when a weight is missing, has another shape, or is one that the decoder would leave out.
+    Raises CheckpointError for a checkpoint that another tool quantized, and BuildError when a weight is missing, has
+    another shape, or is one that the decoder would leave out.
     """
 
     def __init__(self, checkpoint: Checkpoint, spec: ModelSpec) -> None:
+        from quantize import check_readable
+
+        check_readable(checkpoint)
         self._checkpoint = checkpoint
         self.shapes = expected_weights(spec)
         self.kinds: set[tuple[str, int | None]] = set()  # scheme and group size of the matrices read so far

@@ -66,7 +66,7 @@ def open_source(path: Path) -> Checkpoint:
     if (method and method != QUANT_METHOD) or (path / "hf_quant_config.json").exists():
         raise ExportError(
             f"{path}: is quantized by {method or 'modelopt'}; "
-            "give a checkpoint that plansmith quantize wrote, or an original model"
+            "give what plansmith quantize makes of it, or an original model"
         )
     return checkpoint
 

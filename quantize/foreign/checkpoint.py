@@ -50,6 +50,12 @@ class ForeignCheckpoint(Checkpoint):
         """The weight as it is stored; None for a tensor that is not quantized."""
         return self._weights.get(name)
 
+    @property
+    def largest_int4_group(self) -> int | None:
+        """The most input columns that share a scale in a matrix of int4; None when there is none."""
+        forms = [weight.form for weight in self._weights.values()]
+        return max((form.group_size or 0 for form in forms if form is not None and form.scheme == "int4"), default=None)
+
     def names(self) -> list[str]:
         return list(self._names)
 

@@ -20,6 +20,9 @@ from quantize.foreign.parts import SCALE_FLOATS, Module, Part
 
 _FORMATS = {None: True, "gptq": True, "gptq_v2": False}  # whether zero points are stored less one
 _BITS = (2, 3, 4, 8)
+# Writers take one from every field of a word at once, so that the -1 of a zero point 0 borrows from its neighbour: only
+# the sum of whole words gives both back. Three bits lie across words, and are counted one by one.
+_ONES = {2: np.uint32(0x55555555), 4: np.uint32(0x11111111), 8: np.uint32(0x01010101)}
 
 
 class GptqLayout(Layout):
@@ -74,8 +77,10 @@ class _GptqWeight(IntegerWeight):
         # 32 outputs fill whole words, whatever the number of bits.
         first = begin // 32 * 32
         words = self._qzeros.load()[:, num_words(first, self.bits) : num_words(end, self.bits)]
+        one = _ONES.get(self.bits)
+        if self._is_less_one and one is not None:
+            words = words.view(np.uint32) + one
         zeros = unpack_bits(words, self.bits, end - first)[:, begin - first :].T
-        if not self._is_less_one:
+        if not self._is_less_one or one is not None:
             return zeros
-        # Writers hold 0 .. 2**bits - 1, so that a stored -1 is the zero point 0.
         return (zeros + np.uint8(1)) & np.uint8((1 << self.bits) - 1)

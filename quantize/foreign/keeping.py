@@ -8,12 +8,10 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 
-import numpy as np
-
 from quantize.checkpoint import Checkpoint
 from quantize.foreign.checkpoint import ForeignCheckpoint
 from quantize.foreign.packed_weight import Form, PackedWeight
-from quantize.magnitudes import CHUNK_VALUES, check_finite
+from quantize.magnitudes import measure, rows_per_chunk
 from quantize.plan import PlannedTensor
 from quantize.recipe import BLOCK_SIZES
 from quantize.report import TensorReport
@@ -47,14 +45,13 @@ def write_kept(planned: PlannedTensor, weight: PackedWeight, writer: Safetensors
     """Copy the values and scales. Raises QuantizeError for NaN and infinity."""
     specs, info = planned.specs, planned.info
     slot = writer.add(specs[0])
-    step = max(1, CHUNK_VALUES // info.shape[1])
+    step = rows_per_chunk(info.shape[1])
 
     def copy(begin: int) -> float:
         end = min(begin + step, info.shape[0])
-        rows = weight.rows(begin, end)
-        check_finite(info.name, rows, begin, "is not finite; the source is damaged")
+        _, squared_norm = measure(info.name, weight.rows(begin, end), begin)
         slot.write_rows(begin, weight.values(begin, end))
-        return float(np.square(rows, dtype=np.float64).sum())
+        return squared_norm
 
     norms = list(pool.map(copy, range(0, info.shape[0], step)))
     scales = weight.scales()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from quantize.activations import input_scale_name, kv_scale_name, pre_quant_scale_name
@@ -9,6 +10,7 @@ from quantize.architectures import role_of
 from quantize.checkpoint import Checkpoint
 from quantize.dtypes import SOURCE_FLOATS
 from quantize.export.scheme import LinearScheme
+from quantize.foreign.checkpoint import ForeignCheckpoint
 from quantize.lint.finding import Expected, Finding, compare
 from quantize.lint.hf_scheme import HfScheme, read_scheme
 from quantize.lint.parts import GROUPED, neutral_parts, plain
@@ -27,6 +29,12 @@ def lint_hf(checkpoint: Checkpoint) -> list[Finding]:
         stored_dtypes = tuple({info.dtype for info in checkpoint})
         expected = {
             name: Expected(stored_dtypes, wanted.shape, wanted.is_required) for name, wanted in expected.items()
+        }
+    if isinstance(checkpoint, ForeignCheckpoint):  # it has read the parts of each packed weight by their rules
+        packed = {name: checkpoint.packed(name) for name in expected}
+        expected = {
+            name: wanted if (weight := packed[name]) is None else replace(wanted, dtypes=(weight.kind,))
+            for name, wanted in expected.items()
         }
     return compare(expected, stored)
 

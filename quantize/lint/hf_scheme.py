@@ -14,6 +14,7 @@ from quantize.checkpoint import Checkpoint, parse_json_object
 from quantize.export.compressed_tensors_schemes import scheme_described
 from quantize.export.modelopt_schemes import scheme_named
 from quantize.export.scheme import NOT_QUANTIZED, LinearScheme, scheme_of
+from quantize.foreign.recognize import MODELOPT_CONFIG
 from quantize.lint.parts import NEUTRAL, Parts, compressed_tensors_parts, modelopt_parts, neutral_parts
 from quantize.quantized_tensor import QUANT_METHOD
 
@@ -39,6 +40,18 @@ class HfScheme:
             if role_of(name) == "linear" and name.removesuffix(".weight") not in self.ignored
             else NOT_QUANTIZED
         )
+
+
+def is_known(checkpoint: Checkpoint) -> bool:
+    """Whether each tensor's name, shape and type follow from the configuration by the rules here."""
+    config = checkpoint.config.get("quantization_config")
+    if not isinstance(config, dict) or config.get("quant_method") == QUANT_METHOD:
+        return not (checkpoint.path / MODELOPT_CONFIG).is_file()
+    try:
+        read_scheme(checkpoint)
+    except CheckpointError:
+        return False
+    return True
 
 
 def read_scheme(checkpoint: Checkpoint) -> HfScheme:
@@ -107,7 +120,7 @@ def _described(checkpoint: Checkpoint, group: Mapping[str, Any]) -> LinearScheme
 
 
 def _modelopt(checkpoint: Checkpoint) -> HfScheme:
-    path = checkpoint.path / "hf_quant_config.json"
+    path = checkpoint.path / MODELOPT_CONFIG
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file; the ModelOpt layout has it beside config.json")
     config = parse_json_object(path.read_bytes(), str(path)).get("quantization")

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from quantize.checkpoint import Checkpoint, open_checkpoint, parse_json_object
+from quantize.foreign.checkpoint import ForeignCheckpoint
+from quantize.foreign.recognize import dequantized
 from quantize.lint.finding import Finding
 from quantize.lint.hf import expected_tensors, lint_hf, shape_of
-from quantize.lint.hf_scheme import read_scheme
+from quantize.lint.hf_scheme import is_known, read_scheme
 from quantize.lint.unified import expected_of_rank, lint_unified, open_rank
 from quantize.lint.unified_config import UnifiedConfig, read_unified_config
 from quantize.lint.values import value_findings
@@ -28,9 +30,15 @@ def lint_checkpoint(
         unified = read_unified_config(config, f"{path}: config.json")
         findings = lint_unified(path, config, unified) + _mapping_findings(unified.mapping, tp_size, pp_size)
         return findings + (_unified_values(path, unified) if check_values and not _blocked(findings) else [])
-    checkpoint = open_checkpoint(path)
+    checkpoint = _open(path)
     findings = lint_hf(checkpoint) + _shard_findings(checkpoint, tp_size, pp_size)
     return findings + (_values(checkpoint) if check_values and not _blocked(findings) else [])
+
+
+def _open(path: Path) -> Checkpoint:
+    """As it is stored where the linter knows the layout; else as the plain model that it stands for."""
+    checkpoint = open_checkpoint(path)
+    return checkpoint if is_known(checkpoint) else dequantized(checkpoint)
 
 
 def _unified_json(path: Path) -> dict[str, Any] | None:
@@ -64,6 +72,8 @@ def _shard_findings(checkpoint: Checkpoint, tp_size: int | None, pp_size: int | 
     # The coarsest decides; only INT4 has kernels that are particular about it.
     groups = [found.group_size for found in own if found.name == "int4"]
     group = max((size for size in groups if type(size) is int), default=0) or None  # junk is a finding of its own
+    if isinstance(checkpoint, ForeignCheckpoint):
+        group = checkpoint.largest_int4_group
     problems = problems_of(shape, Mapping(tp_size or 1, pp_size or 1), group)
     return [Finding("shard", "mapping", f"{problem}; {legal_advice(shape, group)}") for problem in problems]
 

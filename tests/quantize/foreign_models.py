@@ -105,10 +105,9 @@ def gptq(
         index = np.arange(columns) // group
         if act_order:
             index = rng.permutation(index)
-        stored_zeros = (z - 1) % 2**bits if version == 1 else z
         parts = {
             "qweight": pack_words(q, bits).T,
-            "qzeros": pack_words(stored_zeros.T, bits),
+            "qzeros": less_one(z.T, bits) if version == 1 else pack_words(z.T, bits),
             "scales": s.T,
             "g_idx": index.astype(np.int32),
         }
@@ -116,6 +115,14 @@ def gptq(
 
     config = {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": act_order, "sym": symmetric}
     return pack, config | ({"checkpoint_format": "gptq_v2"} if version == 2 else {})
+
+
+def less_one(zeros: np.ndarray, bits: int) -> np.ndarray:
+    """GPTQModel's convert_gptq_v2_to_v1_format_module: from whole words at once; 3 bits from every value."""
+    if bits == 3:
+        return pack_words((zeros - 1) % 8, bits)
+    ones = sum(1 << place for place in range(0, 32, bits))
+    return pack_words(zeros, bits) - np.array([ones], np.int64).astype(np.int32)
 
 
 def awq(group: int = 32) -> tuple[Pack, dict[str, Any]]:

@@ -18,6 +18,7 @@ import quantize
 from plansmith_errors import CheckpointError, PlansmithError
 from quantize.foreign.keeping import keep_stored
 from quantize.foreign.recognize import dequantized
+from quantize.lint import lint_checkpoint
 from quantize.plan import plan_tensors
 from quantize.recipe import Recipe
 
@@ -234,3 +235,16 @@ def mutate(data: st.DataObject, header: dict[str, Any], config: dict[str, Any]) 
         section[data.draw(st.sampled_from([*sorted(section), "weight_block_size", "checkpoint_format"]))] = data.draw(
             _JUNK
         )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_lint_finds_nothing_in_a_whole_model_and_says_what_is_wrong_with_another(
+    models: dict[str, Path], tmp_path: Path, layout: str
+) -> None:
+    assert lint_checkpoint(models[layout], check_values=True) == []
+
+    def change(tensors: Tensors) -> None:
+        tensors["model.extra.weight"] = tensors.pop("model.norm.weight")
+
+    kinds = [finding.kind for finding in lint_checkpoint(changed(models[layout], tmp_path / "model", change))]
+    assert kinds == ["missing", "extra"]
