@@ -27,7 +27,7 @@ class AwqLayout(Layout):
     def __init__(self, source: str, config: Mapping[str, Any]) -> None:
         self.choice(source, config, "w_bit" if "w_bit" in config else "bits", (4,))
         self._group_size = self.group_size(source, config, "q_group_size" if "q_group_size" in config else "group_size")
-        version = config.get("version", "gemm")
+        version = config.get("version", config.get("checkpoint_format", "gemm"))
         if not isinstance(version, str) or version.lower() != "gemm":
             raise CheckpointError(
                 f"{source}: version is {shorten(version)}, expected 'gemm'; quantize the original model"
