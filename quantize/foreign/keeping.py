@@ -29,16 +29,14 @@ def keep_stored(checkpoint: Checkpoint, planned: Sequence[PlannedTensor]) -> lis
         return list(planned)
     candidates = {tensor.info.name: weight for tensor in planned if (weight := _candidate(checkpoint, tensor))}
     obstacles = {name: reason for name, weight in candidates.items() if (reason := weight.obstacle())}
-    kept = {name: weight for name, weight in candidates.items() if name not in obstacles}
+    usable = {name: weight for name, weight in candidates.items() if name not in obstacles}
     for tensor in planned:
         name = tensor.info.name
-        if name in kept and tensor.scheme == "nvfp4" and not _agree(kept, tensor.scaled_with):
-            obstacles |= dict.fromkeys(tensor.scaled_with, "matrices that run-times fuse differ in the tensor's scale")
-    _log(checkpoint, [weight for name, weight in kept.items() if name not in obstacles], obstacles)
-    return [
-        _kept(tensor, kept[tensor.info.name]) if tensor.info.name in kept.keys() - obstacles else tensor
-        for tensor in planned
-    ]
+        if name in usable and tensor.scheme == "nvfp4" and not _agree(usable, tensor.scaled_with):
+            obstacles[name] = "matrices that run-times fuse have no common scale of the tensor"
+    kept = {name: weight for name, weight in usable.items() if name not in obstacles}
+    _log(checkpoint, list(kept.values()), obstacles)
+    return [_kept(tensor, kept[tensor.info.name]) if tensor.info.name in kept else tensor for tensor in planned]
 
 
 def write_kept(planned: PlannedTensor, weight: PackedWeight, writer: SafetensorsWriter, pool: Executor) -> TensorReport:
@@ -80,9 +78,9 @@ def _candidate(checkpoint: ForeignCheckpoint, tensor: PlannedTensor) -> PackedWe
     return weight if weight.form == Form.asked(tensor.scheme, tensor.int4, tensor.floats) else None
 
 
-def _agree(kept: dict[str, PackedWeight], names: Iterable[str]) -> bool:
-    """Whether all of them are kept, with one scale of the tensor."""
-    members = [kept.get(name) for name in names]
+def _agree(usable: dict[str, PackedWeight], names: Iterable[str]) -> bool:
+    """Whether all of them can be kept, with one scale of the tensor."""
+    members = [usable.get(name) for name in names]
     scales = {float(member.scales()[1]) for member in members if member is not None}
     return None not in members and len(scales) == 1
 
