@@ -73,7 +73,7 @@ def write_kept(planned: PlannedTensor, weight: PackedWeight, writer: Safetensors
 
 def _candidate(checkpoint: ForeignCheckpoint, tensor: PlannedTensor) -> PackedWeight | None:
     weight = checkpoint.packed(tensor.info.name)
-    if weight is None or tensor.scheme == "none":
+    if weight is None or tensor.scheme == "none" or tensor.is_smoothed:  # smoothing makes other weights
         return None
     return weight if weight.form == Form.asked(tensor.scheme, tensor.int4, tensor.floats) else None
 

@@ -65,3 +65,23 @@ def test_what_is_stored_as_asked_stays_and_the_rest_is_calibrated(tmp_path: Path
     for name in kept:  # no factor of AWQ may have gone into a matrix that is only copied
         assert ours.load(name).tobytes() == neutral.load(name).tobytes()
         assert ours.load(f"{name}_scale").tobytes() == neutral.load(f"{name}_scale").tobytes()
+
+
+def test_kept_weights_get_the_input_scales_that_calibration_finds(tmp_path: Path, text: Path) -> None:
+    source = write_compressed_tensors(tmp_path, {"scheme": "fp8"})
+    calibration = {"text": text, "num_samples": 4, "sequence_length": 64}
+    linears = {"scheme": "fp8", "activations": "fp8"}
+    recipe = Recipe.model_validate({"name": "static", "linears": linears, "calibration": calibration})
+    entries = run(source, tmp_path / "ours", recipe)
+    checkpoint = quantize.open_checkpoint(tmp_path / "ours")
+    for name in (name for name in entries if "_proj." in name):
+        assert (entries[name]["kept"], entries[name]["activations"]) == (True, {"scheme": "fp8", "scale": "static"})
+        assert quantize.load_weight(checkpoint, name).input_scale > 0
+
+
+def test_smoothed_weights_are_not_the_stored_ones(tmp_path: Path, text: Path) -> None:
+    source = write_compressed_tensors(tmp_path, {"scheme": "int8"})
+    calibration = {"text": text, "num_samples": 4, "sequence_length": 64}
+    linears = {"scheme": "int8", "activations": "int8", "smoothing": 0.5}
+    recipe = Recipe.model_validate({"name": "smooth", "linears": linears, "calibration": calibration})
+    assert not any("kept" in entry for entry in run(source, tmp_path / "ours", recipe).values())
