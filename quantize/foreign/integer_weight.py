@@ -64,9 +64,16 @@ class IntegerWeight(PackedWeight):
     def form(self) -> Form | None:
         if self.bits == 8 and self.group_size >= self.shape[1] and self._is_symmetric:
             return Form("int8")
-        if self.bits == 4 and self.group_size in GROUP_SIZES and self.shape[1] % self.group_size == 0:
+        if self.bits == 4 and self._has_neutral_groups:
             return Form("int4", self.group_size, self._is_symmetric)
         return None
+
+    @property
+    def _has_neutral_groups(self) -> bool:
+        columns = self.shape[1]
+        if self.group_size == columns:
+            return columns % 2 == 0
+        return self.group_size in GROUP_SIZES and columns % self.group_size == 0
 
     def obstacle(self) -> str | None:
         if self.group_index is not None:

@@ -96,12 +96,12 @@ def random_integers(
 
 
 def gptq(
-    bits: int = 4, group: int = 32, *, version: int = 1, symmetric: bool = True, act_order: bool = False
+    bits: int = 4, group_size: int = 32, *, version: int = 1, symmetric: bool = True, act_order: bool = False
 ) -> tuple[Pack, dict[str, Any]]:
     def pack(module: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
         rows, columns = weight.shape
-        groups = columns // group
-        q, z, s = random_integers(rng, rows, columns, groups, bits, symmetric)
+        group = columns if group_size == -1 else group_size
+        q, z, s = random_integers(rng, rows, columns, columns // group, bits, symmetric)
         index = np.arange(columns) // group
         if act_order:
             index = rng.permutation(index)
@@ -113,7 +113,7 @@ def gptq(
         }
         return parts, (q - spread(z, index)) * spread(s, index)
 
-    config = {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": act_order, "sym": symmetric}
+    config = {"quant_method": "gptq", "bits": bits, "group_size": group_size, "desc_act": act_order, "sym": symmetric}
     return pack, config | ({"checkpoint_format": "gptq_v2"} if version == 2 else {})
 
 
