@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from export_models import RECIPES, dequantized, write_quantized
-from foreign_models import DOWN, LINEARS, awq, fp8, gptq, modelopt_fp4, modelopt_int4, modelopt_int8, write_model
+from foreign_models import DOWN, LINEARS, awq, fp8, gptq, modelopt_fp4, modelopt_int4, modelopt_int8, write, write_model
+from tiny_mixtures import mixture_config, mixture_weights
 
 import quantize
 from plansmith_errors import CheckpointError, QuantizeError
 from quantize.export import ExportOptions, export_checkpoint
 from quantize.foreign import recognize
+from quantize.lint import lint_checkpoint
 from quantize.recipe import Recipe
 
 WEIGHT = f"{DOWN}.weight"
@@ -206,3 +208,45 @@ def test_other_verbs_say_how_to_read_it(tmp_path: Path) -> None:
     write_model(tmp_path / "in", pack, config)
     with pytest.raises(CheckpointError, match=r"is quantized by 'gptq' .* plansmith quantize --recipe none"):
         quantize.load_weight(quantize.open_checkpoint(tmp_path / "in"), "model.norm.weight")
+
+
+def test_a_stopped_run_goes_on_after_what_was_kept(tmp_path: Path) -> None:
+    pack, config = gptq()
+    write_model(tmp_path / "in", pack, config)
+    recipe = Recipe.model_validate({"name": "test", "linears": {**INT4, "symmetric": True}})
+    resume = quantize.Resume(tmp_path / "state", "fingerprint")
+
+    def stop(done: int, total: int, name: str) -> None:
+        if done == total // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantize.quantize_checkpoint(tmp_path / "in", tmp_path / "out", recipe, progress=stop, resume=resume)
+    quantize.quantize_checkpoint(tmp_path / "in", tmp_path / "out", recipe, resume=resume)
+    quantize.quantize_checkpoint(tmp_path / "in", tmp_path / "whole", recipe)
+    for name in ("model.safetensors", "config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])
+def test_experts_are_kept_like_other_linears(tmp_path: Path, model_type: str) -> None:
+    pack, quantization = gptq()
+    rng = np.random.default_rng(5)
+    stored: dict[str, Any] = {}
+    meant = mixture_weights(model_type)
+    for name, weight in list(meant.items()):
+        if weight.ndim == 1 or ".gate.weight" in name or "layers" not in name:
+            stored[name] = weight
+            continue
+        module = name.removesuffix(".weight")
+        parts, meant[name] = pack(module, weight, rng)
+        stored |= {f"{module}.{kind}": value for kind, value in parts.items()}
+    write(tmp_path / "in", stored, mixture_config(model_type, quantization_config=quantization))
+    assert lint_checkpoint(tmp_path / "in", check_values=True) == []
+    entries = run(tmp_path / "in", tmp_path / "out", {**INT4, "symmetric": True})
+    assert {name for name, entry in entries.items() if "kept" in entry} == {
+        name for name in meant if f"{name.removesuffix('.weight')}.qweight" in stored
+    }
+    for name, expected in meant.items():
+        found = quantize.load_weight(quantize.open_checkpoint(tmp_path / "out"), name).dequantize()
+        np.testing.assert_array_equal(found, expected)
