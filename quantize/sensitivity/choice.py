@@ -20,11 +20,6 @@ class AutoChoice:
     rules: dict[str, WeightRule]  # of each weight that was chosen for, by name
     record: ChoiceRecord
 
-    def is_calibrated(self, recipe: Recipe) -> bool:
-        """Whether anything that was chosen, or settled by ``recipe``, needs calibration."""
-        rules = (*self.rules.values(), *recipe.overrides)
-        return recipe.kv_cache is not None or any(rule.is_calibrated for rule in rules)
-
 
 def choose_rules(
     recipe: Recipe,
