@@ -214,3 +214,25 @@ def test_inputs_of_an_expert_without_tokens_get_the_scale_of_the_layers_largest(
             assert (quantized.load(f"{prefix}{module}.pre_quant_scale") == 1).all()
         assert (quantized.load(f"{prefix}{mixture.expert(1).gate}.pre_quant_scale") != 1).any()
     assert error_of(starved, tmp_path / "q") < 0.8  # where rounding changes a route, all that follows differs
+
+
+def test_a_stopped_run_still_knows_which_experts_saw_too_few_tokens(source: Path, text: Path, tmp_path: Path) -> None:
+    recipe = calibrated("gptq", text, min_expert_tokens=400)  # more than any expert of so short a text gets
+    run(source, tmp_path / "whole", recipe)
+    record = quantize.open_checkpoint(tmp_path / "whole").config["quantization_config"]["calibration"]
+    assert len(record["uncalibrated_experts"]) > 2
+
+    def stop(done: int, total: int, name: str) -> None:
+        if done == total - 3:  # in the last layer
+            raise KeyboardInterrupt
+
+    for progress in (stop, None):
+        resume = quantize.Resume(tmp_path / "state", "the same")
+        try:
+            quantize.quantize_checkpoint(
+                source, tmp_path / "out", recipe, progress=progress, calibration_tools=TOOLS, resume=resume
+            )
+        except KeyboardInterrupt:
+            assert progress is stop
+    for file in ("config.json", "model.safetensors"):
+        assert (tmp_path / "out" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
