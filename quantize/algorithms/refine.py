@@ -42,10 +42,10 @@ def refine(
     def task(begin: int) -> tuple[Float32, Float32]:
         outputs = slice(begin, begin + _OUTPUTS)
         part, block = grid.columns(begin, begin + _OUTPUTS), np.ascontiguousarray(weights[:, outputs])
-        better = np.ascontiguousarray(values[:, outputs])
+        better, products = np.ascontiguousarray(values[:, outputs]), hessian @ block
         for _ in range(_ROUNDS):
             better = descend(block, better, part, hessian)
-            part = replace(part, scales=_fitted_scales(block, better, part, hessian))
+            part = replace(part, scales=_fitted_scales(products, better, part, hessian))
         return better, part.scales
 
     parts = list(pool.map(task, range(0, weights.shape[1], _OUTPUTS)))
@@ -73,12 +73,15 @@ def descend(weights: Float32, values: Float32, grid: Grid, hessian: Float32) -> 
     return values
 
 
-def _fitted_scales(weights: Float32, values: Float32, grid: Grid, hessian: Float32) -> Float32:
-    """Scales [num_groups, out] of the least output error, as they are stored."""
+def _fitted_scales(wanted_products: Float32, values: Float32, grid: Grid, hessian: Float32) -> Float32:
+    """Scales [num_groups, out] of the least output error, as they are stored.
+
+    ``wanted_products`` [in, out] is the hessian times the weights, the same in every round.
+    """
     num_groups, out = grid.scales.shape
-    size = len(weights) // num_groups
+    size = len(values) // num_groups
     steps = values - np.repeat(grid.zeros, size, axis=0)
-    wanted = _by_group(steps * (hessian @ weights), num_groups)
+    wanted = _by_group(steps * wanted_products, num_groups)
     products = np.empty((out, num_groups, num_groups))
     for group in range(num_groups):
         rows = slice(group * size, (group + 1) * size)
