@@ -5,16 +5,23 @@ from __future__ import annotations
 from builder.model_spec import ModelSpec
 from builder.network.moe import sparse_mlp
 from builder.network.ops import AttentionSpec, NetworkOps, T
+from builder.parallel import Rank
 
 
-def decoder(ops: NetworkOps[T], spec: ModelSpec) -> T:
-    """Compute one step; return logits [num_logits, vocab_size]."""
-    hidden = ops.embedding("model.embed_tokens.weight")
-    for layer in range(spec.num_layers):
+def decoder(ops: NetworkOps[T], spec: ModelSpec, rank: Rank | None = None) -> T:
+    """Compute one step; return logits [num_logits, vocab_size], or what an earlier pipeline stage hands on.
+
+    ``spec`` counts heads and features as this rank has them.
+    """
+    rank = rank or Rank()
+    hidden = ops.embedding("model.embed_tokens.weight") if rank.is_first_stage else ops.receive_hidden()
+    for layer in rank.layers(spec.num_layers):
         hidden = decoder_layer(ops, spec, layer, hidden)
+    if not rank.is_last_stage:
+        return ops.send_hidden(hidden)
     hidden = ops.gather_logits_rows(hidden)
     hidden = ops.rms_norm(hidden, "model.norm.weight", spec.rms_norm_eps)
-    return ops.linear(hidden, spec.lm_head_name)
+    return ops.lm_head(hidden, spec.lm_head_name)
 
 
 def decoder_layer(ops: NetworkOps[T], spec: ModelSpec, layer: int, hidden: T) -> T:
@@ -34,12 +41,19 @@ def attention(ops: NetworkOps[T], spec: ModelSpec, layer: int, x: T) -> T:
     if spec.qk_norm:
         q = ops.rms_norm(q, prefix + "q_norm.weight", spec.rms_norm_eps)
         k = ops.rms_norm(k, prefix + "k_norm.weight", spec.rms_norm_eps)
-    attended = ops.paged_attention(ops.rope(q), ops.rope(k), v, attention_spec(spec, layer))
-    return linear(ops, attended, prefix + "o_proj", spec.o_bias)
+    attended = ops.paged_attention(ops.rope(q, layer), ops.rope(k, layer), v, attention_spec(spec, layer))
+    return row_linear(ops, attended, prefix + "o_proj", spec.o_bias)
 
 
 def attention_spec(spec: ModelSpec, layer: int) -> AttentionSpec:
-    return AttentionSpec(layer, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.sliding_windows[layer])
+    return AttentionSpec(
+        layer=layer,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        sliding_window=spec.sliding_windows[layer],
+        scale=float(spec.head_dim**-0.5),
+    )
 
 
 def mlp(ops: NetworkOps[T], spec: ModelSpec, layer: int, x: T) -> T:
@@ -53,8 +67,12 @@ def gated_mlp(ops: NetworkOps[T], spec: ModelSpec, prefix: str, x: T) -> T:
     """SwiGLU (arXiv 2002.05202): ``down(silu(gate(x)) * up(x))``."""
     gate = ops.silu(linear(ops, x, prefix + "gate_proj", spec.mlp_bias))
     up = linear(ops, x, prefix + "up_proj", spec.mlp_bias)
-    return linear(ops, ops.multiply(gate, up), prefix + "down_proj", spec.mlp_bias)
+    return row_linear(ops, ops.multiply(gate, up), prefix + "down_proj", spec.mlp_bias)
 
 
 def linear(ops: NetworkOps[T], x: T, module: str, has_bias: bool) -> T:
     return ops.linear(x, module + ".weight", module + ".bias" if has_bias else None)
+
+
+def row_linear(ops: NetworkOps[T], x: T, module: str, has_bias: bool) -> T:
+    return ops.row_linear(x, module + ".weight", module + ".bias" if has_bias else None)

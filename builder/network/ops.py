@@ -23,11 +23,8 @@ class AttentionSpec:
     num_kv_heads: int
     head_dim: int
     sliding_window: int | None  # tokens seen by a query, itself included; None: all
-
-    @property
-    def scale(self) -> float:
-        """Factor of the query-key products."""
-        return float(self.head_dim**-0.5)
+    scale: float  # factor of the query-key products
+    soft_cap: float | None = None  # of the scaled products, before the mask: cap * tanh(product / cap)
 
 
 class NetworkOps(Protocol[T]):
@@ -41,6 +38,17 @@ class NetworkOps(Protocol[T]):
         """``x @ weight.T + bias`` with ``weight`` [out_features, in_features]: [num_tokens, out_features]."""
         ...
 
+    def row_linear(self, x: T, weight: str, bias: str | None = None) -> T:
+        """A linear whose input features are split over the ranks of a tensor-parallel group.
+
+        The sum of what the ranks have, then the bias, the same on each; on a single rank ``linear``.
+        """
+        ...
+
+    def lm_head(self, x: T, weight: str) -> T:
+        """[num_logits, hidden_size] to the logits [num_logits, vocab_size] of the whole vocabulary on every rank."""
+        ...
+
     def rms_norm(self, x: T, weight: str, eps: float) -> T:
         """Root-mean-square norm over the last dimension (arXiv 1910.07467), scaled by ``weight``."""
         ...
@@ -49,7 +57,7 @@ class NetworkOps(Protocol[T]):
         """[num_tokens, num_heads * head_dim] to [num_tokens, num_heads, head_dim]."""
         ...
 
-    def rope(self, x: T) -> T:
+    def rope(self, x: T, layer: int) -> T:
         """Rotate halves of the last dimension by the step's positions: [num_tokens, num_heads, head_dim]."""
         ...
 
@@ -67,6 +75,18 @@ class NetworkOps(Protocol[T]):
 
     def silu(self, x: T) -> T: ...
 
+    def gelu_tanh(self, x: T) -> T:
+        """GELU in its tanh approximation (arXiv 1606.08415)."""
+        ...
+
+    def scale(self, x: T, factor: float) -> T:
+        """``x`` times a constant."""
+        ...
+
+    def soft_cap(self, x: T, cap: float) -> T:
+        """``cap * tanh(x / cap)``."""
+        ...
+
     def route(self, scores: T, experts_per_token: int, *, normalizes: bool) -> T:
         """Softmax of ``scores`` [num_tokens, num_experts] where it is among the token's largest, else 0.
 
@@ -77,10 +97,19 @@ class NetworkOps(Protocol[T]):
     def mix_experts(self, x: T, shares: T, experts: Sequence[Callable[[T], T]]) -> T:
         """The sum of ``experts[e](x)``, each token's times its share ``shares[:, e]``: [num_tokens, hidden_size].
 
-        An expert may be computed for the tokens alone whose share is above 0.
+        An expert may be computed for the tokens alone whose share is above 0. Where experts are spread or split over
+        ranks, ``experts`` and the columns of ``shares`` are this rank's, and the sum is that of all ranks.
         """
         ...
 
     def gather_logits_rows(self, x: T) -> T:
         """The rows named by the step's ``logits_indices``: [num_logits, features]."""
+        ...
+
+    def receive_hidden(self) -> T:
+        """What the pipeline stage before this one ``send_hidden``: [num_tokens, hidden_size]."""
+        ...
+
+    def send_hidden(self, x: T) -> T:
+        """Hand [num_tokens, hidden_size] to the next pipeline stage; returns what was handed over."""
         ...

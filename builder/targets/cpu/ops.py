@@ -18,6 +18,7 @@ from builder.rope import rope_frequencies
 from builder.targets.cpu.attention import StepParameters, paged_attention_node
 from builder.targets.cpu.constants import named, weight_node
 from builder.targets.cpu.moe import mix_experts, route
+from plansmith_errors import BuildError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,6 +63,12 @@ class OpenVinoOps:
         product.set_friendly_name(weight)
         return product if bias is None else op.add(product, self._vector(bias))
 
+    def row_linear(self, x: Node, weight: str, bias: str | None = None) -> Node:
+        return self.linear(x, weight, bias)
+
+    def lm_head(self, x: Node, weight: str) -> Node:
+        return self.linear(x, weight)
+
     def rms_norm(self, x: Node, weight: str, eps: float) -> Node:
         from openvino import opset15 as op
 
@@ -75,7 +82,7 @@ class OpenVinoOps:
         heads = op.reshape(x, _i64([0, 0, num_heads, self._spec.head_dim]), True)
         return op.transpose(heads, _i64([0, 2, 1, 3]))
 
-    def rope(self, x: Node) -> Node:
+    def rope(self, x: Node, layer: int) -> Node:
         from openvino import opset15 as op
 
         half, end = self._spec.head_dim // 2, 2**63 - 1
@@ -103,6 +110,21 @@ class OpenVinoOps:
 
         return op.swish(x)
 
+    def gelu_tanh(self, x: Node) -> Node:
+        from openvino import opset15 as op
+
+        return op.gelu(x, "TANH")
+
+    def scale(self, x: Node, factor: float) -> Node:
+        from openvino import opset15 as op
+
+        return op.multiply(x, np.float32(factor))
+
+    def soft_cap(self, x: Node, cap: float) -> Node:
+        from openvino import opset15 as op
+
+        return op.multiply(op.tanh(op.multiply(x, np.float32(1 / cap))), np.float32(cap))
+
     def route(self, scores: Node, experts_per_token: int, *, normalizes: bool) -> Node:
         return route(scores, experts_per_token, normalizes=normalizes)
 
@@ -113,6 +135,12 @@ class OpenVinoOps:
         from openvino import opset15 as op
 
         return op.gather(x, self.parameters.logits_indices, np.int64(0))
+
+    def receive_hidden(self) -> Node:
+        raise _one_stage()
+
+    def send_hidden(self, x: Node) -> Node:
+        raise _one_stage()
 
     @cached_property
     def _cos_sin(self) -> tuple[Node, Node]:
@@ -147,3 +175,7 @@ class OpenVinoOps:
 
 def _i64(values: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.array(values, np.int64)
+
+
+def _one_stage() -> BuildError:
+    return BuildError("the cpu target computes the whole model on one rank; set build.pp_size to 1")

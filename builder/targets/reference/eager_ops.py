@@ -9,6 +9,7 @@ from builder.model_spec import ModelSpec
 from builder.rope import rope_frequencies
 from builder.targets.reference.input_rounding import InputRounding
 from builder.targets.reference.moe import mix_experts, route
+from plansmith_errors import BuildError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +43,12 @@ class EagerOps:
         x = x if rounding is None else rounding(x)
         return functional.linear(x, self._weights[weight], None if bias is None else self._weights[bias])
 
+    def row_linear(self, x: Tensor, weight: str, bias: str | None = None) -> Tensor:
+        return self.linear(x, weight, bias)
+
+    def lm_head(self, x: Tensor, weight: str) -> Tensor:
+        return self.linear(x, weight)
+
     def rms_norm(self, x: Tensor, weight: str, eps: float) -> Tensor:
         import torch
 
@@ -51,7 +58,7 @@ class EagerOps:
     def split_heads(self, x: Tensor, num_heads: int) -> Tensor:
         return x.reshape(x.shape[0], num_heads, -1)
 
-    def rope(self, x: Tensor) -> Tensor:
+    def rope(self, x: Tensor, layer: int) -> Tensor:
         import torch
 
         angles = torch.outer(self.positions.float(), self._inverse_frequencies).repeat(1, 2)[:, None]
@@ -70,8 +77,29 @@ class EagerOps:
 
         return functional.silu(x)
 
+    def gelu_tanh(self, x: Tensor) -> Tensor:
+        from torch.nn import functional
+
+        return functional.gelu(x, approximate="tanh")
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        return x * factor
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        return cap * (x / cap).tanh()
+
     def route(self, scores: Tensor, experts_per_token: int, *, normalizes: bool) -> Tensor:
         return route(scores, experts_per_token, normalizes=normalizes)
 
     def mix_experts(self, x: Tensor, shares: Tensor, experts: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
         return mix_experts(x, shares, experts)
+
+    def receive_hidden(self) -> Tensor:
+        raise _one_stage()
+
+    def send_hidden(self, x: Tensor) -> Tensor:
+        raise _one_stage()
+
+
+def _one_stage() -> BuildError:
+    return BuildError("this target computes the whole model on one rank; set build.pp_size to 1")
