@@ -1,0 +1,52 @@
+"""Pools of keys and values in the network's own dtype, written in place."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from builder.targets.tensorrt.graph import Graph, Tensor
+from builder.targets.tensorrt.inputs import StepTensors
+
+
+class KvPools(Protocol):
+    def update(self, k: Tensor, v: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Write the new tokens' [num_tokens, kv_heads, head_dim]; return all of each row's keys and values.
+
+        Both are [num_rows, kv_heads, keys, head_dim] of the network's dtype; ``layer`` is its number in the model.
+        """
+        ...
+
+
+class FloatPools:
+    """``key_pool.N`` and ``value_pool.N`` with outputs ``key_pool_out.N`` and ``value_pool_out.N`` of the same memory.
+
+    Writes outside a page are ignored; nothing else of a pool changes.
+    """
+
+    def __init__(self, graph: Graph, step: StepTensors, head_dim: int) -> None:
+        self._graph = graph
+        self._step = step
+        self._head_dim = head_dim
+
+    def update(self, k: Tensor, v: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        return self._update("key", k, layer), self._update("value", v, layer)
+
+    def _update(self, kind: str, new: Tensor, layer: int) -> Tensor:
+        graph, step, trt = self._graph, self._step, self._graph.trt
+        pool = step.pool(f"{kind}_pool.{layer}", graph.dtype, self._head_dim)
+        sorted_new = graph.gather(new, step.update_order)
+        update = graph.added(
+            graph.network.add_kv_cache_update(pool, sorted_new, step.page_write_offsets, trt.KVCacheMode.LINEAR),
+            f"model.layers.{layer}.self_attn:{kind}_update",
+        )
+        update.update_form = trt.AttentionIOForm.PACKED_NHD
+        graph.set_checked(update, "update_lengths", step.page_update_starts)
+        written = update.get_output(0)
+        graph.output(written, f"{kind}_pool_out.{layer}")
+        return gather_pages(graph, step, written)
+
+
+def gather_pages(graph: Graph, step: StepTensors, pool: Tensor) -> Tensor:
+    """[num_blocks, kv_heads, tokens_per_block, features] to each row's [num_rows, kv_heads, keys, features]."""
+    pages = graph.gather(pool, step.block_tables)
+    return graph.shuffle(pages, (0, 0, -1, pool.shape[3]), first=(0, 2, 1, 3, 4))

@@ -1,0 +1,58 @@
+"""Which GPU architectures compute which types: the table is checked before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from builder.targets.tensorrt.options import NetworkOptions
+from plansmith_errors import BuildError
+
+_PLAIN, _AMPERE = ("float16", "int8"), ("float16", "bfloat16", "int8", "int4")
+_ADA = (*_AMPERE, "fp8", "mxfp8")
+_BLACKWELL = (*_ADA, "nvfp4", "mxfp4")
+
+# As the builder of TensorRT-RTX 1.7 compiles for each, found by compiling a linear of each type.
+RTX_TYPES: dict[int, tuple[str, ...]] = {
+    75: _PLAIN,
+    80: _AMPERE,
+    86: _AMPERE,
+    89: _ADA,
+    120: _BLACKWELL,
+    121: _BLACKWELL,
+}
+
+
+def check_types(types: Iterable[str], sms: Iterable[int]) -> None:
+    """Raise BuildError, with the table, where one of ``sms`` lacks one of ``types``.
+
+    ``types`` are the network's dtype and the schemes of weights and activations.
+    """
+    wanted = [name for name in dict.fromkeys(types) if name != "none"]
+    for sm in sms:
+        if sm not in RTX_TYPES:
+            known = ", ".join(f"sm{known}" for known in RTX_TYPES)
+            raise BuildError(
+                f"sm{sm} is none of those that tensorrt-rtx compiles for ({known}); "
+                "build for others with target tensorrt on a machine that has one"
+            )
+        missing = [name for name in wanted if name not in RTX_TYPES[sm]]
+        if missing:
+            raise BuildError(f"sm{sm} does not compute {' and '.join(missing)}; {type_table()}")
+
+
+def check_limits(options: NetworkOptions) -> None:
+    """Raise BuildError for sizes that no network can have."""
+    block = options.tokens_per_block
+    if block < 1 or block & (block - 1):
+        raise BuildError(f"tokens_per_block is {block}; expected a power of two")
+    for name in ("max_batch_size", "max_num_tokens", "max_seq_len"):
+        if getattr(options, name) < 1:
+            raise BuildError(f"{name} is {getattr(options, name)}; expected 1 or more")
+
+
+def type_table() -> str:
+    """On one line: "sm75: float16, int8; sm80, sm86: float16, bfloat16, int8, int4; ..."."""
+    by_types: dict[tuple[str, ...], list[str]] = {}
+    for sm, types in RTX_TYPES.items():
+        by_types.setdefault(types, []).append(f"sm{sm}")
+    return "; ".join(f"{', '.join(sms)}: {', '.join(types)}" for types, sms in by_types.items())

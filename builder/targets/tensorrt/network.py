@@ -1,0 +1,81 @@
+"""One rank's network: the decoder over TensorRT's layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from builder.model_spec import ModelSpec
+from builder.network import decoder
+from builder.parallel import Rank
+from builder.targets.tensorrt.attention import PagedAttention
+from builder.targets.tensorrt.graph import Graph, Profile
+from builder.targets.tensorrt.inputs import StepTensors
+from builder.targets.tensorrt.kv_pools import FloatPools
+from builder.targets.tensorrt.legality import check_limits
+from builder.targets.tensorrt.ops import TensorRtOps
+from builder.targets.tensorrt.options import NetworkOptions, StepMode
+from builder.targets.tensorrt.payload import Payload
+from builder.targets.tensorrt.weights import Weights, WeightTensors
+from plansmith_errors import BuildError
+
+
+@dataclass(frozen=True)
+class BuiltNetwork:
+    """An ``INetworkDefinition`` and what TensorRT does not keep of it.
+
+    TensorRT refers to the arrays of ``payloads``: this object must live until the plan is built.
+    """
+
+    graph: Graph
+    mode: StepMode
+    external: Mapping[str, Payload]  # weights that are network inputs, by the input's name
+    schemes: Mapping[str, int]  # how many matrices of each scheme of the checkpoint
+
+    @property
+    def network(self) -> Any:
+        return self.graph.network
+
+    @property
+    def builder(self) -> Any:
+        return self.graph.builder
+
+    @property
+    def payloads(self) -> Mapping[str, Payload]:
+        """By the name of the constant layer."""
+        return self.graph.payloads
+
+    @property
+    def profiles(self) -> Mapping[str, Profile]:
+        """Minimum, optimum and maximum shape of each input whose shape is not fixed."""
+        return self.graph.profiles
+
+
+def build_network(
+    trt: Any,
+    spec: ModelSpec,
+    weights: Weights,
+    rank: Rank,
+    options: NetworkOptions,
+    mode: StepMode,
+    on_weight: Callable[[str], None] = lambda name: None,
+) -> BuiltNetwork:
+    """The network of ``rank`` for steps of ``mode``. ``spec`` and ``weights`` count as the rank has them.
+
+    Inputs and outputs are named in ``step_feeds``, ``StepTensors`` and ``FloatPools``; the last stage's output is
+    "logits" [num_logits, vocab_size] float32, another's "hidden_out" [num_tokens, hidden_size].
+    Raises BuildError for what TensorRT refuses, with its reason.
+    """
+    check_limits(options)
+    graph = Graph(trt, options.dtype)
+    tensors = WeightTensors(graph, weights, external=options.weights == "external", on_weight=on_weight)
+    step = StepTensors(graph, spec, options, mode)
+    attention = PagedAttention(graph, step, FloatPools(graph, step, spec.head_dim))
+    ops = TensorRtOps(graph, spec, tensors, step, attention, rank, options.max_seq_len)
+    result = decoder(ops, spec, rank)
+    graph.output(result, "logits" if rank.is_last_stage else "hidden_out")
+    # Some setters log an error and go on.
+    if graph.log.first_error is not None:
+        raise BuildError(f"TensorRT refuses the network: {graph.log.first_error}")
+    return BuiltNetwork(graph, mode, tensors.external, tensors.schemes)

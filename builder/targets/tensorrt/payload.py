@@ -1,0 +1,72 @@
+"""Bytes as TensorRT takes them: an element type that NumPy may lack, a shape, and an array that holds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from builder.targets.tensorrt.options import NetworkDtype
+from plansmith_errors import BuildError
+
+ElementType = Literal["float32", "float16", "bfloat16", "int64", "int32", "int8", "bool", "int4", "fp8", "fp4", "e8m0"]
+
+_NUMPY_TYPES: dict[str, type[np.generic]] = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": np.uint16,
+    "int64": np.int64,
+    "int32": np.int32,
+    "int8": np.int8,
+    "bool": np.bool_,
+    "int4": np.uint8,
+    "fp8": np.uint8,
+    "fp4": np.uint8,
+    "e8m0": np.uint8,
+}
+_FOUR_BITS = ("int4", "fp4")
+
+
+@dataclass(frozen=True)
+class Payload:
+    """``array`` holds the elements in C order: bfloat16 as uint16, fp8 (e4m3) and e8m0 as uint8, int4 (two's
+    complement) and fp4 (e2m1) two in a byte with the even element in the low nibble.
+    """
+
+    dtype: ElementType
+    shape: tuple[int, ...]
+    array: npt.NDArray[Any]
+
+    def __post_init__(self) -> None:
+        size = int(np.prod(self.shape, dtype=np.int64))
+        expected = size // 2 if self.dtype in _FOUR_BITS else size
+        if self.array.dtype != _NUMPY_TYPES[self.dtype] or self.array.size != expected:
+            raise ValueError(
+                f"a payload of {self.dtype} {self.shape} cannot be {self.array.dtype} of {self.array.size} elements"
+            )
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.array.nbytes)
+
+
+def raw_payload(dtype: ElementType, array: npt.NDArray[Any], shape: tuple[int, ...] | None = None) -> Payload:
+    """``array``, of any type of the same width, taken for elements of ``dtype``; a view where it is contiguous."""
+    contiguous = np.ascontiguousarray(array).reshape(array.shape)
+    return Payload(dtype, array.shape if shape is None else shape, contiguous.view(_NUMPY_TYPES[dtype]))
+
+
+def float_payload(values: npt.NDArray[Any], dtype: NetworkDtype, name: str) -> Payload:
+    """``values`` rounded to ``dtype``; a view where they have that type. Raises BuildError on overflow."""
+    import ml_dtypes
+
+    wanted: Any = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    if values.dtype == wanted:
+        return raw_payload(dtype, values)
+    with np.errstate(over="ignore"):
+        cast = values.astype(wanted)
+    if dtype == "float16" and not all(np.isfinite(row).all() for row in np.atleast_1d(cast)):
+        raise BuildError(f"{name} has values beyond the range of float16; set build.dtype to bfloat16")
+    return raw_payload(dtype, cast)
