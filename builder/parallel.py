@@ -21,6 +21,11 @@ class Parallelism:
     def world_size(self) -> int:
         return self.tp_size * self.pp_size
 
+    @property
+    def moe_tp_size(self) -> int:
+        """So many ranks share an expert."""
+        return self.tp_size // self.ep_size
+
     def ranks(self) -> list[Rank]:
         return [Rank(self, rank) for rank in range(self.world_size)]
 
@@ -47,6 +52,16 @@ class Rank:
         return tuple(range(first, first + self.parallelism.tp_size))
 
     @property
+    def ep_rank(self) -> int:
+        """Which share of the experts; neighbours hold different ones, as TensorRT-LLM's mapping has it."""
+        return self.tp_rank % self.parallelism.ep_size
+
+    @property
+    def moe_tp_rank(self) -> int:
+        """Which part of each of its experts."""
+        return self.tp_rank // self.parallelism.ep_size
+
+    @property
     def is_first_stage(self) -> bool:
         return self.pp_rank == 0
 
@@ -59,3 +74,8 @@ class Rank:
         share, rest = divmod(num_layers, self.parallelism.pp_size)
         first = self.pp_rank * share + min(self.pp_rank, rest)
         return range(first, first + share + (self.pp_rank < rest))
+
+    def experts(self, num_experts: int) -> range:
+        """Experts of each sparse layer that this rank computes, wholly or a part of each."""
+        share = num_experts // self.parallelism.ep_size
+        return range(self.ep_rank * share, (self.ep_rank + 1) * share)

@@ -16,7 +16,7 @@ def decoder(ops: NetworkOps[T], spec: ModelSpec, rank: Rank | None = None) -> T:
     rank = rank or Rank()
     hidden = ops.embedding("model.embed_tokens.weight") if rank.is_first_stage else ops.receive_hidden()
     for layer in rank.layers(spec.num_layers):
-        hidden = decoder_layer(ops, spec, layer, hidden)
+        hidden = decoder_layer(ops, spec, layer, hidden, rank)
     if not rank.is_last_stage:
         return ops.send_hidden(hidden)
     hidden = ops.gather_logits_rows(hidden)
@@ -24,13 +24,13 @@ def decoder(ops: NetworkOps[T], spec: ModelSpec, rank: Rank | None = None) -> T:
     return ops.lm_head(hidden, spec.lm_head_name)
 
 
-def decoder_layer(ops: NetworkOps[T], spec: ModelSpec, layer: int, hidden: T) -> T:
+def decoder_layer(ops: NetworkOps[T], spec: ModelSpec, layer: int, hidden: T, rank: Rank | None = None) -> T:
     """[num_tokens, hidden_size] to the same shape."""
     prefix = f"model.layers.{layer}."
     normed = ops.rms_norm(hidden, prefix + "input_layernorm.weight", spec.rms_norm_eps)
     hidden = ops.add(hidden, attention(ops, spec, layer, normed))
     normed = ops.rms_norm(hidden, prefix + "post_attention_layernorm.weight", spec.rms_norm_eps)
-    return ops.add(hidden, mlp(ops, spec, layer, normed))
+    return ops.add(hidden, mlp(ops, spec, rank or Rank(), layer, normed))
 
 
 def attention(ops: NetworkOps[T], spec: ModelSpec, layer: int, x: T) -> T:
@@ -56,10 +56,10 @@ def attention_spec(spec: ModelSpec, layer: int) -> AttentionSpec:
     )
 
 
-def mlp(ops: NetworkOps[T], spec: ModelSpec, layer: int, x: T) -> T:
+def mlp(ops: NetworkOps[T], spec: ModelSpec, rank: Rank, layer: int, x: T) -> T:
     prefix = f"model.layers.{layer}."
     if spec.mixture is not None and spec.mixture.sparse_layers[layer]:
-        return sparse_mlp(ops, spec.mixture, prefix, x)
+        return sparse_mlp(ops, spec.mixture, rank, prefix, x)
     return gated_mlp(ops, spec, prefix + "mlp.", x)
 
 

@@ -6,14 +6,21 @@ from collections.abc import Callable
 from functools import partial
 
 from builder.network.ops import NetworkOps, T
+from builder.parallel import Rank
 from quantize.mixture import Expert, Mixture
 
 
-def sparse_mlp(ops: NetworkOps[T], mixture: Mixture, layer_prefix: str, x: T) -> T:
-    """The sum of what a token's experts make of it, by their weights: [num_tokens, hidden_size]."""
+def sparse_mlp(ops: NetworkOps[T], mixture: Mixture, rank: Rank, layer_prefix: str, x: T) -> T:
+    """The sum of what a token's experts make of it, by their weights: [num_tokens, hidden_size].
+
+    Every rank routes among all experts and computes its own.
+    """
     scores = ops.linear(x, f"{layer_prefix}{mixture.router}.weight")
     shares = ops.route(scores, mixture.experts_per_token, normalizes=mixture.normalizes)
-    experts: list[Callable[[T], T]] = [partial(_expert, ops, layer_prefix, expert) for expert in mixture.experts]
+    held = rank.experts(mixture.num_experts)
+    if len(held) < mixture.num_experts:
+        shares = ops.columns(shares, held.start, held.stop)
+    experts: list[Callable[[T], T]] = [partial(_expert, ops, layer_prefix, mixture.expert(index)) for index in held]
     return ops.mix_experts(x, shares, experts)
 
 

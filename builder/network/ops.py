@@ -94,6 +94,10 @@ class NetworkOps(Protocol[T]):
         """
         ...
 
+    def columns(self, x: T, begin: int, end: int) -> T:
+        """Those features of [num_tokens, features]: the shares of the experts that a rank holds."""
+        ...
+
     def mix_experts(self, x: T, shares: T, experts: Sequence[Callable[[T], T]]) -> T:
         """The sum of ``experts[e](x)``, each token's times its share ``shares[:, e]``: [num_tokens, hidden_size].
 

@@ -128,6 +128,11 @@ class OpenVinoOps:
     def route(self, scores: Node, experts_per_token: int, *, normalizes: bool) -> Node:
         return route(scores, experts_per_token, normalizes=normalizes)
 
+    def columns(self, x: Node, begin: int, end: int) -> Node:
+        from openvino import opset15 as op
+
+        return op.slice(x, _i64([begin]), _i64([end]), _i64([1]), _i64([-1]))
+
     def mix_experts(self, x: Node, shares: Node, experts: Sequence[Callable[[Node], Node]]) -> Node:
         return mix_experts(x, shares, experts)
 

@@ -91,6 +91,9 @@ class EagerOps:
     def route(self, scores: Tensor, experts_per_token: int, *, normalizes: bool) -> Tensor:
         return route(scores, experts_per_token, normalizes=normalizes)
 
+    def columns(self, x: Tensor, begin: int, end: int) -> Tensor:
+        return x[:, begin:end]
+
     def mix_experts(self, x: Tensor, shares: Tensor, experts: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
         return mix_experts(x, shares, experts)
 
