@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,32 @@ _COMPANIONS = (
     ".v_scale",
 )
 _IGNORED = (".rotary_emb.inv_freq",)  # a table that old checkpoints carry; we compute our own
+
+
+class DecoderWeights(Protocol):
+    """What a target builds a network from: a checkpoint's weights, or one rank's slices of them."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Name and logical shape of each weight, in the order of use."""
+        ...
+
+    @property
+    def kinds(self) -> set[tuple[str, int | None]]:
+        """Scheme and group size of the matrices read so far."""
+        ...
+
+    def matrix(self, name: str) -> QuantizedTensor:
+        """An embedding or linear weight, [out_features, in_features], as it is stored."""
+        ...
+
+    def vector(self, name: str) -> npt.NDArray[np.float32]:
+        """A norm weight or bias, [features]."""
+        ...
+
+    def kv_scales(self, layer: int) -> tuple[str, npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:
+        """The scheme of the KV cache that the checkpoint was calibrated for, and the scales [] of keys and values."""
+        ...
 
 
 def expected_weights(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -97,12 +124,24 @@ class WeightSource:
                 f"{checkpoint.path}: a {spec.model_type} model has no {_some(unused)}; config and weights disagree"
             )
 
+    @property
+    def is_quantized(self) -> bool:
+        return bool(self._checkpoint.config.get("quantization_config"))
+
     def matrix(self, name: str) -> QuantizedTensor:
         """An embedding or linear weight, [out_features, in_features], as it is stored."""
+        return self.checked(name, self.stored(name))
+
+    def stored(self, name: str) -> QuantizedTensor:
+        """The same with nothing but its shape checked: of a mapped file, a view whose values are not read yet."""
         from quantize import load_weight
 
         weight = load_weight(self._checkpoint, name)
         self._check_shape(name, tuple(weight.shape))
+        return weight
+
+    def checked(self, name: str, weight: QuantizedTensor) -> QuantizedTensor:
+        """``weight``, a stored one or a part of it, if its floats are finite."""
         self._check_finite(name, weight.scales if weight.scheme != "none" else weight.values)
         self._check_finite(name, weight.tensor_scale)
         self.kinds.add((weight.scheme, weight.group_size))

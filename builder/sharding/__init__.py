@@ -1,0 +1,1 @@
+"""One model over many ranks: what is legal, each rank's slices of the weights, and the processes that build them."""
