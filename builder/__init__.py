@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from builder.model_spec import ModelSpec
     from builder.options import BuildOptions
     from builder.scoring import Perplexity, perplexity
+    from builder.targets.support import check_supported
 
 __all__ = [
     "BuildOptions",
@@ -28,6 +29,7 @@ __all__ = [
     "Question",
     "build_engine",
     "calibration_runner",
+    "check_supported",
     "compare_engines",
     "load_engine",
     "load_reference",
@@ -45,6 +47,7 @@ _MODULES = {
     "builder.model_spec": ("ModelSpec",),
     "builder.options": ("BuildOptions",),
     "builder.scoring": ("Perplexity", "perplexity"),
+    "builder.targets.support": ("check_supported",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from builder.model_spec import ModelSpec
-from builder.network.decoder import decoder_layer
+from builder.network.decoder import decoder_layer, finish_logits
 from builder.network.weights import WeightSource
 from plansmith_errors import QuantizeError
 
@@ -46,7 +46,7 @@ class DecoderRunner:
         self.num_layers = self._spec.num_layers
         self.hidden_size = self._spec.hidden_size
         self.head_dim = self._spec.head_dim
-        self.max_sequence_length = self._spec.rope.max_positions
+        self.max_sequence_length = self._spec.max_positions
         self.vocab_size = self._spec.vocab_size
         self._head: tuple[int, int, Float32] | None = None  # the rows of the head that were asked for last
 
@@ -58,6 +58,8 @@ class DecoderRunner:
             if places.size:
                 rows = self._checkpoint.load_rows(_EMBEDDINGS, begin, min(begin + _ROWS, self._spec.vocab_size))
                 embedded[places] = rows[token_ids[places] - begin]
+        if self._spec.embedding_scale != 1.0:
+            embedded *= np.float32(self._spec.embedding_scale)
         return embedded
 
     def layer_weights(self, layer: int) -> dict[str, Float32]:
@@ -84,13 +86,14 @@ class DecoderRunner:
         """See LayerRunner. Many hidden states in turn with the same rows of the head read those once."""
         import torch
 
-        from builder.targets.reference.eager_ops import EagerOps
+        from builder.targets.reference.window_ops import WindowOps
 
         weights = {"norm": self._last_norm, "head": self._head_rows(begin, end)}
         with torch.inference_mode():
-            ops = EagerOps(self._spec, {name: torch.from_numpy(array) for name, array in weights.items()}, 1)
+            tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
+            ops = WindowOps(self._spec, tensors, len(hidden), len(hidden), None)
             normed = ops.rms_norm(torch.from_numpy(hidden), "norm", self._spec.rms_norm_eps)
-            result: Float32 = ops.linear(normed, "head").numpy()
+            result: Float32 = finish_logits(ops, self._spec, ops.linear(normed, "head")).numpy()
         return result
 
     @cached_property

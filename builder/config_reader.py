@@ -37,6 +37,15 @@ class ConfigReader:
     def optional_float(self, key: str) -> float | None:
         return None if self.get(key) is None else self.positive_float(key)
 
+    def positive_floats(self, key: str, count: int) -> tuple[float, ...]:
+        """A list of ``count`` of them."""
+        values = self._value(key, None)
+        if not isinstance(values, list) or len(values) != count:
+            found = f"a list of {len(values)}" if isinstance(values, list) else repr(values)
+            raise BuildError(f"{self.where}: {key} is {found}; expected a list of {count} numbers")
+        each = ConfigReader({f"{key}[{index}]": value for index, value in enumerate(values)}, self.where)
+        return tuple(map(each.positive_float, each.config))
+
     def boolean(self, key: str, default: bool) -> bool:
         value = self._value(key, default)
         if not isinstance(value, bool):

@@ -20,6 +20,7 @@ from builder.manifest import (
 from builder.model_spec import ModelSpec
 from builder.network.weights import WeightSource
 from builder.options import BuildOptions
+from builder.targets.support import check_supported
 from plansmith_errors import BuildError, EngineError
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def build_engine(
     version = _openvino_version(BuildError)
     checkpoint = open_checkpoint(checkpoint_dir)
     spec = ModelSpec.from_hf_config(checkpoint.config)
+    check_supported(options.target, spec)
     weights = WeightSource(checkpoint, spec)
     max_seq_len = options.resolved_max_seq_len(spec)
     built = build(spec, weights, output, options, max_seq_len, _counter(weights, progress))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from builder.model_spec import ModelSpec
 from plansmith_errors import BuildError
+
+log = logging.getLogger(__name__)
 
 _DEFAULT_MAX_SEQ_LEN = 4096
 
@@ -27,11 +30,15 @@ class BuildOptions(BaseModel):
 
     def resolved_max_seq_len(self, spec: ModelSpec) -> int:
         """The sequence limit of a build of ``spec``. Raises BuildError where the model has no such positions."""
-        longest = spec.rope.max_positions
-        if self.max_seq_len is None:
-            return min(spec.max_position_embeddings, _DEFAULT_MAX_SEQ_LEN)
-        if self.max_seq_len > longest:
-            raise BuildError(
-                f"max_seq_len is {self.max_seq_len}, but the model has {longest} positions; lower max_seq_len"
+        longest = spec.max_positions
+        limit = self.max_seq_len or min(spec.max_position_embeddings, _DEFAULT_MAX_SEQ_LEN)
+        if limit > longest:
+            raise BuildError(f"max_seq_len is {limit}, but the model has {longest} positions; lower max_seq_len")
+        if spec.rope.takes_long_factors(limit):
+            log.warning(
+                "longrope's long factors are compiled in for max_seq_len %d; sequences of up to %d tokens come out "
+                "other than with the short ones, which transformers takes for them",
+                limit,
+                spec.rope.original_max_position_embeddings,
             )
-        return self.max_seq_len
+        return limit

@@ -1,6 +1,7 @@
 """Rotary position embeddings: inverse frequencies and attention scaling of each type, as transformers defines them.
 
-RoPE: arXiv 2104.09864. YaRN: arXiv 2309.00071. The others: ``transformers.modeling_rope_utils``.
+RoPE: arXiv 2104.09864. YaRN: arXiv 2309.00071. LongRoPE: arXiv 2402.13753. The others:
+``transformers.modeling_rope_utils``.
 """
 
 from __future__ import annotations
@@ -14,22 +15,28 @@ from builder.rope_spec import RopeSpec
 
 
 def rope_frequencies(rope: RopeSpec, head_dim: int, max_seq_len: int) -> tuple[npt.NDArray[np.float32], float]:
-    """Return the inverse frequencies [head_dim / 2], in radians per position, and the factor of cos and sin.
+    """Return the inverse frequencies [rotary_dim / 2], in radians per position, and the factor of cos and sin.
+
+    ``rope.rotary_dim(head_dim)`` is head_dim but for a partial rotation: the features after it do not turn.
 
     An engine is compiled for one ``max_seq_len``, so dynamic NTK is static here: the plain frequencies up to
-    ``max_position_embeddings``, and beyond it NTK stretched to ``max_seq_len`` for every position.
+    ``max_position_embeddings``, and beyond it NTK stretched to ``max_seq_len`` for every position. So is longrope: the
+    short factors up to ``original_max_position_embeddings``, and beyond it the long ones for every sequence.
     """
-    attention_factor = 1.0
+    attention_factor, rotary_dim = 1.0, rope.rotary_dim(head_dim)
     if rope.rope_type == "dynamic":
-        inverse = _inverse_frequencies(_ntk_theta(rope, head_dim, max_seq_len), head_dim)
+        inverse = _inverse_frequencies(_ntk_theta(rope, rotary_dim, max_seq_len), rotary_dim)
     else:
-        inverse = _inverse_frequencies(rope.theta, head_dim)
+        inverse = _inverse_frequencies(rope.theta, rotary_dim)
     if rope.rope_type == "linear":
         inverse = inverse / rope.factor
     elif rope.rope_type == "llama3":
         inverse = _llama3(rope, inverse)
     elif rope.rope_type == "yarn":
         inverse, attention_factor = _yarn(rope, inverse), _yarn_attention_factor(rope)
+    elif rope.rope_type == "longrope":
+        factors = rope.long_factors if rope.takes_long_factors(max_seq_len) else rope.short_factors
+        inverse, attention_factor = inverse / np.array(factors), _longrope_attention_factor(rope)
     return inverse.astype(np.float32), attention_factor
 
 
@@ -77,6 +84,14 @@ def _yarn_attention_factor(rope: RopeSpec) -> float:
     if rope.mscale and rope.mscale_all_dim:
         return _mscale(rope.factor, rope.mscale) / _mscale(rope.factor, rope.mscale_all_dim)
     return _mscale(rope.factor, 1.0)
+
+
+def _longrope_attention_factor(rope: RopeSpec) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.factor <= 1.0:
+        return 1.0
+    return math.sqrt(1.0 + math.log(rope.factor) / math.log(rope.original_max_position_embeddings))
 
 
 def _mscale(factor: float, mscale: float) -> float:

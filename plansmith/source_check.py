@@ -12,7 +12,9 @@ from quantize import Checkpoint
 
 def check_source(source: Checkpoint, build_file: BuildFile) -> None:
     """Raises PlansmithError when the model, its tokenizer, the limits or what is measured on cannot work."""
-    max_seq_len = build_file.build.resolved_max_seq_len(builder.ModelSpec.from_hf_config(source.config))
+    spec = builder.ModelSpec.from_hf_config(source.config)
+    builder.check_supported(build_file.build.target, spec)
+    max_seq_len = build_file.build.resolved_max_seq_len(spec)
     tokenizer = load_tokenizer(source)
     check = build_file.verify.perplexity
     if check is not None:

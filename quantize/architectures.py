@@ -11,7 +11,9 @@ from quantize.mixture import MIXTURE_TYPES, Mixture
 
 Role = Literal["linear", "router", "embeddings", "lm_head", "vector", "derived"]
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", *MIXTURE_TYPES)
+GEMMA_TYPES = ("gemma2", "gemma3_text")
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "phi3", *GEMMA_TYPES, "granite", *MIXTURE_TYPES)
+QK_NORM_TYPES = ("qwen3", "qwen3_moe", "gemma3_text")
 _LINEARS = (
     "self_attn.q_proj",
     "self_attn.k_proj",
@@ -22,6 +24,7 @@ _LINEARS = (
     "mlp.down_proj",
 )
 _NORMS = ("input_layernorm", "post_attention_layernorm")
+_GEMMA_NORMS = ("pre_feedforward_layernorm", "post_feedforward_layernorm")  # after and before those of others
 _QK_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 # Linears of one input, which run-times compute as one product.
 _FUSED = (
@@ -52,7 +55,22 @@ def role_of(name: str) -> Role | None:
         return "linear" if kind == "weight" else "vector"
     if kind == "weight" and (module in _ROUTERS or _EXPERT_LINEAR.fullmatch(module)):
         return "router" if module in _ROUTERS else "linear"
-    return "vector" if module in (*_NORMS, *_QK_NORMS) and kind == "weight" else None
+    return "vector" if module in (*_NORMS, *_GEMMA_NORMS, *_QK_NORMS) and kind == "weight" else None
+
+
+def norms_of(model_type: str) -> tuple[str, ...]:
+    """Norms of a decoder layer that are as wide as its hidden states, by name."""
+    return (*_NORMS, *_GEMMA_NORMS) if model_type in GEMMA_TYPES else _NORMS
+
+
+def mlp_norm(model_type: str) -> str:
+    """The norm whose outputs the MLP reads."""
+    return "pre_feedforward_layernorm" if model_type in GEMMA_TYPES else "post_attention_layernorm"
+
+
+def norms_add_one(model_type: str) -> bool:
+    """Whether a norm is stored as w and scales by 1 + w."""
+    return model_type in GEMMA_TYPES
 
 
 def fused_set(name: str) -> tuple[str, ...]:
@@ -110,7 +128,7 @@ def _required(checkpoint: Checkpoint, model_type: str) -> dict[str, None]:
 
 
 def _layer_modules(model_type: str, mixture: Mixture | None, layer: int) -> list[str]:
-    others = [*_NORMS, *(_QK_NORMS if model_type in ("qwen3", "qwen3_moe") else ())]
+    others = [*norms_of(model_type), *(_QK_NORMS if model_type in QK_NORM_TYPES else ())]
     if mixture is None or not mixture.sparse_layers[layer]:
         return [*_LINEARS, *others]
     attention = [module for module in _LINEARS if module.startswith("self_attn.")]

@@ -119,9 +119,10 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     """
     path = Path(path)
     if path.is_dir():
+        from quantize.plain_model import as_plain_model
         from quantize.safetensors_checkpoint import SafetensorsCheckpoint
 
-        return SafetensorsCheckpoint(path)
+        return as_plain_model(SafetensorsCheckpoint(path))
     if not path.is_file():
         found = "not a regular file" if path.exists() else "no such file or directory"
         raise CheckpointError(f"{path}: {found}; give a safetensors directory or a GGUF file")

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from plansmith_errors import CheckpointError
-from quantize.architectures import MODEL_TYPES
+from quantize.architectures import GEMMA_TYPES, MODEL_TYPES, QK_NORM_TYPES, norms_of
 from quantize.mixture import Mixture
 
 EMBEDDINGS = "model.embed_tokens.weight"
@@ -18,6 +18,8 @@ QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 FUSED_SETS = (QKV, GATE_UP)
 LARGEST = 2**31 - 1  # of a size; run-times keep them in 32 bits
+_HEAD_DIMS = {"qwen3": 128} | dict.fromkeys(GEMMA_TYPES, 256)  # of transformers, where the key is absent
+_MAY_HAVE_ATTENTION_BIAS = ("llama", "qwen3", "qwen3_moe", "granite", *GEMMA_TYPES)
 MOST_LAYERS = 10_000  # a damaged config must not make us list tensors for ever
 
 
@@ -59,7 +61,7 @@ class ModelShape:
                 f"{source}: model_type {model_type!r} is not supported; supported: {', '.join(MODEL_TYPES)}"
             )
         hidden_size, num_heads = _size(config, "hidden_size", source), _size(config, "num_attention_heads", source)
-        attention_bias = model_type in ("llama", "qwen3", "qwen3_moe") and _flag(config, "attention_bias", source)
+        attention_bias = model_type in _MAY_HAVE_ATTENTION_BIAS and _flag(config, "attention_bias", source)
         shape = cls(
             model_type=model_type,
             hidden_size=hidden_size,
@@ -67,12 +69,12 @@ class ModelShape:
             num_layers=_size(config, "num_hidden_layers", source, maximum=MOST_LAYERS),
             num_heads=num_heads,
             num_kv_heads=_size(config, "num_key_value_heads", source, num_heads),
-            head_dim=_size(config, "head_dim", source, 128 if model_type == "qwen3" else hidden_size // num_heads),
+            head_dim=_size(config, "head_dim", source, _HEAD_DIMS.get(str(model_type), hidden_size // num_heads)),
             vocab_size=_size(config, "vocab_size", source),
             qkv_bias=model_type == "qwen2" or attention_bias,
             o_bias=attention_bias,
-            mlp_bias=model_type == "llama" and _flag(config, "mlp_bias", source),
-            qk_norm=model_type in ("qwen3", "qwen3_moe"),
+            mlp_bias=model_type in ("llama", "granite") and _flag(config, "mlp_bias", source),
+            qk_norm=model_type in QK_NORM_TYPES,
             is_tied=_flag(config, "tie_word_embeddings", source),
             mixture=Mixture.from_config(config, source),
         )
@@ -99,7 +101,7 @@ class ModelShape:
     @property
     def norms(self) -> dict[str, int]:
         """Norms of a decoder layer and how many weights each has."""
-        norms = {"input_layernorm": self.hidden_size, "post_attention_layernorm": self.hidden_size}
+        norms = dict.fromkeys(norms_of(self.model_type), self.hidden_size)
         return norms | {f"self_attn.{name}": self.head_dim for name in ("q_norm", "k_norm") if self.qk_norm}
 
     def linears_of(self, layer: int) -> tuple[Linear, ...]:

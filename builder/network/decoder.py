@@ -1,4 +1,4 @@
-"""The decoder of llama, mistral, mixtral, qwen2, qwen3 and qwen3_moe, for every target."""
+"""The decoder of all families, for every target."""
 
 from __future__ import annotations
 
@@ -14,23 +14,42 @@ def decoder(ops: NetworkOps[T], spec: ModelSpec, rank: Rank | None = None) -> T:
     ``spec`` counts heads and features as this rank has them.
     """
     rank = rank or Rank()
-    hidden = ops.embedding("model.embed_tokens.weight") if rank.is_first_stage else ops.receive_hidden()
+    hidden = embedding(ops, spec) if rank.is_first_stage else ops.receive_hidden()
     for layer in rank.layers(spec.num_layers):
         hidden = decoder_layer(ops, spec, layer, hidden, rank)
     if not rank.is_last_stage:
         return ops.send_hidden(hidden)
     hidden = ops.gather_logits_rows(hidden)
     hidden = ops.rms_norm(hidden, "model.norm.weight", spec.rms_norm_eps)
-    return ops.lm_head(hidden, spec.lm_head_name)
+    return finish_logits(ops, spec, ops.lm_head(hidden, spec.lm_head_name))
+
+
+def embedding(ops: NetworkOps[T], spec: ModelSpec) -> T:
+    return scaled(ops, ops.embedding("model.embed_tokens.weight"), spec.embedding_scale)
+
+
+def finish_logits(ops: NetworkOps[T], spec: ModelSpec, logits: T) -> T:
+    """What the head gives to the model's logits, element by element."""
+    logits = scaled(ops, logits, spec.logits_scale)
+    return logits if spec.logits_soft_cap is None else ops.soft_cap(logits, spec.logits_soft_cap)
 
 
 def decoder_layer(ops: NetworkOps[T], spec: ModelSpec, layer: int, hidden: T, rank: Rank | None = None) -> T:
     """[num_tokens, hidden_size] to the same shape."""
     prefix = f"model.layers.{layer}."
     normed = ops.rms_norm(hidden, prefix + "input_layernorm.weight", spec.rms_norm_eps)
-    hidden = ops.add(hidden, attention(ops, spec, layer, normed))
-    normed = ops.rms_norm(hidden, prefix + "post_attention_layernorm.weight", spec.rms_norm_eps)
-    return ops.add(hidden, mlp(ops, spec, rank or Rank(), layer, normed))
+    hidden = add_residual(ops, spec, hidden, attention(ops, spec, layer, normed), prefix + "post_attention_layernorm")
+    normed = ops.rms_norm(hidden, f"{prefix}{spec.mlp_norm}.weight", spec.rms_norm_eps)
+    return add_residual(
+        ops, spec, hidden, mlp(ops, spec, rank or Rank(), layer, normed), prefix + "post_feedforward_layernorm"
+    )
+
+
+def add_residual(ops: NetworkOps[T], spec: ModelSpec, hidden: T, found: T, post_norm: str) -> T:
+    """``hidden`` and what attention or the MLP found."""
+    if spec.post_norms:
+        found = ops.rms_norm(found, post_norm + ".weight", spec.rms_norm_eps)
+    return ops.add(hidden, scaled(ops, found, spec.residual_scale))
 
 
 def attention(ops: NetworkOps[T], spec: ModelSpec, layer: int, x: T) -> T:
@@ -52,7 +71,8 @@ def attention_spec(spec: ModelSpec, layer: int) -> AttentionSpec:
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         sliding_window=spec.sliding_windows[layer],
-        scale=float(spec.head_dim**-0.5),
+        scale=spec.attention_scale,
+        soft_cap=spec.attention_soft_cap,
     )
 
 
@@ -64,10 +84,15 @@ def mlp(ops: NetworkOps[T], spec: ModelSpec, rank: Rank, layer: int, x: T) -> T:
 
 
 def gated_mlp(ops: NetworkOps[T], spec: ModelSpec, prefix: str, x: T) -> T:
-    """SwiGLU (arXiv 2002.05202): ``down(silu(gate(x)) * up(x))``."""
-    gate = ops.silu(linear(ops, x, prefix + "gate_proj", spec.mlp_bias))
+    """SwiGLU or GeGLU (arXiv 2002.05202): ``down(activation(gate(x)) * up(x))``."""
+    activate = ops.gelu_tanh if spec.activation == "gelu_tanh" else ops.silu
+    gate = activate(linear(ops, x, prefix + "gate_proj", spec.mlp_bias))
     up = linear(ops, x, prefix + "up_proj", spec.mlp_bias)
     return row_linear(ops, ops.multiply(gate, up), prefix + "down_proj", spec.mlp_bias)
+
+
+def scaled(ops: NetworkOps[T], x: T, factor: float) -> T:
+    return x if factor == 1.0 else ops.scale(x, factor)
 
 
 def linear(ops: NetworkOps[T], x: T, module: str, has_bias: bool) -> T:

@@ -58,7 +58,10 @@ class NetworkOps(Protocol[T]):
         ...
 
     def rope(self, x: T, layer: int) -> T:
-        """Rotate halves of the last dimension by the step's positions: [num_tokens, num_heads, head_dim]."""
+        """Rotate by the step's positions, with the frequencies of the layer's own ``rope_of``.
+
+        [num_tokens, num_heads, head_dim]: halves of the first ``rotary_dim`` features turn, those after are kept.
+        """
         ...
 
     def paged_attention(self, q: T, k: T, v: T, attention: AttentionSpec) -> T:

@@ -74,6 +74,8 @@ def _layer_weights(spec: ModelSpec, layer: int) -> dict[str, tuple[int, ...]]:
         **_mlp_linears(spec, layer),
     }
     norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
+    if spec.post_norms:
+        norms |= {"pre_feedforward_layernorm": hidden, "post_feedforward_layernorm": hidden}
     if spec.qk_norm:
         norms |= {"self_attn.q_norm": spec.head_dim, "self_attn.k_norm": spec.head_dim}
     shapes: dict[str, tuple[int, ...]] = {f"{prefix}{name}.weight": (size,) for name, size in norms.items()}
@@ -113,6 +115,7 @@ class WeightSource:
         check_readable(checkpoint)
         self._checkpoint = checkpoint
         self.shapes = expected_weights(spec)
+        self._norms_add_one = spec.norms_add_one
         self.kinds: set[tuple[str, int | None]] = set()  # scheme and group size of the matrices read so far
         names = set(checkpoint.names())
         missing = [name for name in self.shapes if name not in names]
@@ -148,11 +151,11 @@ class WeightSource:
         return weight
 
     def vector(self, name: str) -> npt.NDArray[np.float32]:
-        """A norm weight or bias, [features]."""
+        """A norm weight or bias, [features]; a norm's as it scales, whatever is stored."""
         values = self._checkpoint.load_float32(name)
         self._check_shape(name, values.shape)
         self._check_finite(name, values)
-        return values
+        return values + np.float32(1) if self._norms_add_one and name.endswith("norm.weight") else values
 
     def kv_scales(self, layer: int) -> tuple[str, npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:
         """The scheme of the KV cache that the checkpoint was calibrated for, and the scales [] of keys and values."""

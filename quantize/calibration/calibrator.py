@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from plansmith_errors import QuantizeError
 from quantize.activations import KvScheme
+from quantize.architectures import norms_add_one
 from quantize.calibration.calibrated_inputs import CalibratedInputs
 from quantize.calibration.experts import ExpertCoverage, ExpertGram
 from quantize.calibration.folding import Folding, input_channels
@@ -75,6 +76,7 @@ class Calibrator:
         exact: HiddenStates | None = None,
     ) -> None:
         self._checkpoint = checkpoint
+        self._model_type = str(checkpoint.config["model_type"])
         self._rules = {
             tensor.info.name: tensor.int4 for tensor in planned if tensor.int4 is not None and tensor.int4.is_calibrated
         }
@@ -123,7 +125,7 @@ class Calibrator:
         for name in weights:
             self._checkpoint.release(name)
         prefix = f"model.layers.{layer}."
-        sets = linear_sets(self._coverage.mixture, layer)
+        sets = linear_sets(self._model_type, self._coverage.mixture, layer)
         self._coverage.begin(prefix, sets, lambda name: name in self._rules or self._inputs.sees_inputs(name))
         quantizer = LayerQuantizer(weights, self._rules, self._pool)
         finished = self._fold_factors(layer, prefix, sets, quantizer)
@@ -268,4 +270,4 @@ class Calibrator:
         stored = f"{producer}.weight" if is_norm else f"{producer}.bias"
         dtype = self._checkpoint.load_dtype(stored) if stored in weights else np.dtype(np.float32)
         channels = input_channels(weights[names[0]], weights[f"{producer}.weight"], self._runner.head_dim)
-        return Folding(weights, producer, channels, dtype)
+        return Folding(weights, producer, channels, dtype, norms_add_one(self._model_type))

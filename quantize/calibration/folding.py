@@ -23,6 +23,7 @@ class Folding:
     producer: str  # module name, in full
     channels: npt.NDArray[np.int64]  # [in]: the producer's channel that each input column is; several may share one
     dtype: np.dtype[Any]  # of the producer's vectors, as they are stored
+    norm_adds_one: bool = False  # a norm is stored as w and scales by 1 + w, which ``weights`` have
     changed: dict[str, PreparedTensor] = field(default_factory=dict)
 
     def shared(self, mean_square: Float32) -> Float32:
@@ -43,24 +44,35 @@ class Folding:
         by_channel[self.channels] = factors
         matrix = self.weights[f"{self.producer}.weight"]
         if matrix.ndim == 1:
-            by_channel = self._fold_vector(f"{self.producer}.weight", by_channel)
+            by_channel = self._fold_vector(f"{self.producer}.weight", by_channel, self.norm_adds_one)
         else:
             if f"{self.producer}.bias" in self.weights:
                 by_channel = self._fold_vector(f"{self.producer}.bias", by_channel)
             self.weights[f"{self.producer}.weight"] = (matrix / by_channel[:, None]).astype(np.float32)
         return by_channel[self.channels].astype(np.float32)
 
-    def _fold_vector(self, name: str, factors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def _fold_vector(
+        self, name: str, factors: npt.NDArray[np.float64], adds_one: bool = False
+    ) -> npt.NDArray[np.float64]:
         """Factors that leave no rounding error: those between the old vector and the new one as it is stored."""
-        old = self.weights[name].astype(self.dtype)
-        wide = old.astype(np.float64)
-        new = (wide / factors).astype(self.dtype)
-        found = np.divide(wide, new.astype(np.float64), out=np.ones_like(wide), where=new.astype(np.float64) != 0)
+        old = _stored(self.weights[name], adds_one).astype(self.dtype)
+        wide = _scaling(old.astype(np.float64), adds_one)
+        new = _stored(wide / factors, adds_one).astype(self.dtype)
+        rounded = _scaling(new.astype(np.float64), adds_one)
+        found = np.divide(wide, rounded, out=np.ones_like(wide), where=rounded != 0)
         kept = np.abs(found / factors - 1) > _CLOSE  # zeros and subnormal numbers stay as they are
         new, found = np.where(kept, old, new), np.where(kept, 1.0, found)
-        self.weights[name] = new.astype(np.float32)
+        self.weights[name] = _scaling(new.astype(np.float32), adds_one)
         self.changed[name] = vector(new)
         return found
+
+
+def _stored(values: npt.NDArray[Any], adds_one: bool) -> npt.NDArray[Any]:
+    return values - 1 if adds_one else values
+
+
+def _scaling(values: npt.NDArray[Any], adds_one: bool) -> npt.NDArray[Any]:
+    return values + 1 if adds_one else values
 
 
 def input_channels(linear: Float32, producer: Float32, head_dim: int) -> npt.NDArray[np.int64]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quantize.architectures import mlp_norm
 from quantize.mixture import Mixture
 
 
@@ -24,19 +25,15 @@ _ATTENTION_SETS = (
     LinearSet(("self_attn.o_proj",), "self_attn.v_proj"),
     LinearSet(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "input_layernorm"),
 )
-LINEAR_SETS = (
-    *_ATTENTION_SETS,
-    LinearSet(("mlp.down_proj",), "mlp.up_proj"),
-    LinearSet(("mlp.gate_proj", "mlp.up_proj"), "post_attention_layernorm"),
-)
 
 
-def linear_sets(mixture: Mixture | None, layer: int) -> tuple[LinearSet, ...]:
+def linear_sets(model_type: str, mixture: Mixture | None, layer: int) -> tuple[LinearSet, ...]:
     """Of one decoder layer. Experts' gate and up have no producer: the norm is read by the router and by all experts,
     each of which would want other factors.
     """
     if mixture is None or not mixture.sparse_layers[layer]:
-        return LINEAR_SETS
+        gate_up = LinearSet(("mlp.gate_proj", "mlp.up_proj"), mlp_norm(model_type))
+        return (*_ATTENTION_SETS, LinearSet(("mlp.down_proj",), "mlp.up_proj"), gate_up)
     experts = [
         linears
         for index, (gate, up, down) in enumerate(mixture.experts)

@@ -123,7 +123,7 @@ class Calibration:
     def _layer_shape(self, layer: int) -> LayerShape:
         shapes, shares, methods = [], [], set()
         mixture = self.coverage.mixture
-        for linears in linear_sets(mixture, layer):
+        for linears in linear_sets(str(self._checkpoint.config["model_type"]), mixture, layer):
             names = [f"model.layers.{layer}.{module}.weight" for module in linears.modules]
             sizes = [self._checkpoint.info(name).shape for name in names]
             shapes.append((sum(size[0] for size in sizes), sizes[0][1]))

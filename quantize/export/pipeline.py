@@ -15,6 +15,7 @@ from quantize.export import compressed_tensors, modelopt, trtllm_config
 from quantize.export.casting import float_dtype
 from quantize.export.consumers import check_consumer
 from quantize.export.experts import check_experts
+from quantize.export.families import check_family
 from quantize.export.model_card import model_card
 from quantize.export.options import Consumer, ExportOptions
 from quantize.export.source import ExportSource, describe_source, open_source
@@ -59,6 +60,7 @@ def export_checkpoint(
     described = describe_source(checkpoint, float_dtype(checkpoint, options))
     check_consumer(options.format, consumer, described)
     check_experts(options.format, consumer, described)
+    check_family(consumer, described)
     if options.format == "trtllm":
         files, config = _unified(described, Mapping(options.tp_size, options.pp_size))
     else:

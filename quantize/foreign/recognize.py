@@ -15,6 +15,7 @@ from quantize.foreign.layout import Layout, shorten
 from quantize.foreign.modelopt import ModelOptLayout
 from quantize.quantized_tensor import QUANT_METHOD
 from quantize.safetensors_checkpoint import read_json
+from quantize.split_projections import split_projections
 
 MODELOPT_CONFIG = "hf_quant_config.json"
 GPTQ_CONFIG = "quantize_config.json"
@@ -32,7 +33,15 @@ _LAYOUTS: dict[str, type[Layout]] = {
 def dequantized(source: Checkpoint) -> Checkpoint:
     """``source`` seen as a plain model; itself when no other tool quantized it. Raises CheckpointError."""
     layout = _layout_of(source)
-    return source if layout is None else ForeignCheckpoint(source, layout)
+    return source if layout is None else split_projections(ForeignCheckpoint(source, layout))
+
+
+def is_foreign(source: Checkpoint) -> bool:
+    """Whether another tool quantized it, one that can be read or not."""
+    config = source.config.get("quantization_config")
+    if config is None:
+        return source.path.is_dir() and any((source.path / name).is_file() for name in (MODELOPT_CONFIG, GPTQ_CONFIG))
+    return not isinstance(config, dict) or config.get("quant_method") != QUANT_METHOD
 
 
 def _layout_of(source: Checkpoint) -> Layout | None:

@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 Float32 = npt.NDArray[np.float32]
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # whose norms are RMSNorm and whose blocks write straight to the sum
+# Whose norms are RMSNorm and whose blocks write straight to the sum, at most times a number; Gemma has norms between.
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "granite")
 _SEED = 0
 _NORM_BEFORE = {
     "self_attn.q_proj": "input_layernorm",

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from calibrated_llama import TOOLS, calibrated, save_with_tokenizer, write_text
-from tiny_models import expected_logits, random_ids, run_mixed
+from tiny_models import FAMILIES_WITH_TRAITS, expected_logits, random_ids, run_mixed
 
 import builder
 import quantize
 from plansmith_errors import QuantizeError
+from quantize.architectures import norms_add_one
 from quantize.calibration.folding import Folding, input_channels
-from quantize.calibration.linear_sets import LINEAR_SETS
+from quantize.calibration.linear_sets import linear_sets
 
 METHODS = ("importance", "awq", "gptq")
 NORM = "model.layers.0.input_layernorm.weight"
@@ -41,13 +42,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral, sliding window": ("mistral", {"sliding_window": 23}),
     "qwen2": ("qwen2", {"num_key_value_heads": 4}),
     "qwen3": ("qwen3", {"head_dim": 24}),
+    **FAMILIES_WITH_TRAITS,
 }
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_window_gives_the_hidden_states_of_transformers(tmp_path: Path, family: str) -> None:
-    import torch
-
     model = save_with_tokenizer(tmp_path, FAMILIES[family][0], **FAMILIES[family][1])
     ids = random_ids(1)[0]
     runner = builder.calibration_runner(quantize.open_checkpoint(tmp_path))
@@ -56,10 +56,10 @@ def test_a_window_gives_the_hidden_states_of_transformers(tmp_path: Path, family
     for layer in range(runner.num_layers):
         weights = runner.layer_weights(layer)
         hidden = runner.run_layer(layer, weights, hidden, lambda name, x: seen.update({name: x.shape}))
-    with torch.inference_mode():
-        expected = model.model.norm(torch.from_numpy(hidden)) @ model.get_output_embeddings().weight.T
-    assert np.abs(expected.numpy() - expected_logits(model, ids[None])[0]).max() < 1e-4
-    assert len(seen) == 18 and seen["model.layers.1.self_attn.v_proj.v_scale"][0] == 100  # keys and values as well
+    logits = runner.logits(hidden, 0, runner.vocab_size)
+    assert np.abs(logits - expected_logits(model, ids[None])[0]).max() < 1e-4
+    assert len(seen) == 9 * runner.num_layers  # keys and values as well
+    assert seen["model.layers.1.self_attn.v_proj.v_scale"][0] == 100
     assert seen["model.layers.1.mlp.down_proj.weight"] == (100, 96)
 
 
@@ -71,24 +71,25 @@ def test_folded_factors_leave_the_layer_as_it_was(tmp_path: Path, family: str, d
     save_with_tokenizer(tmp_path, FAMILIES[family][0], **FAMILIES[family][1])
     runner = builder.calibration_runner(quantize.open_checkpoint(tmp_path))
     stored = BFLOAT16 if dtype == "bfloat16" else np.dtype(np.float32)
-    weights = {
-        name: w.astype(stored).astype(np.float32) if w.ndim == 1 else w for name, w in runner.layer_weights(0).items()
-    }
+    weights = runner.layer_weights(0)
+    ones = {name: np.float32(norms_add_one(FAMILIES[family][0]) and "norm" in name) for name in weights}
+    for name in [name for name, array in weights.items() if array.ndim == 1]:
+        weights[name] = (weights[name] - ones[name]).astype(stored).astype(np.float32) + ones[name]
     hidden = runner.embed(random_ids(1)[0])
     before = runner.run_layer(0, weights, hidden)
     rng = np.random.default_rng(0)
-    for linears in LINEAR_SETS:
+    for linears in linear_sets(FAMILIES[family][0], None, 0):
         names = [f"model.layers.0.{module}.weight" for module in linears.modules]
         producer = f"model.layers.0.{linears.producer}"
         channels = input_channels(weights[names[0]], weights[f"{producer}.weight"], runner.head_dim)
-        folding = Folding(weights, producer, channels, stored)
+        folding = Folding(weights, producer, channels, stored, norms_add_one(FAMILIES[family][0]))
         factors = folding.fold(folding.shared(rng.lognormal(0, 1.5, len(channels)).astype(np.float32)))
         assert factors.std() > 0.1
         for name in names:
             weights[name] = weights[name] * factors
         for name, tensor in folding.changed.items():
             assert tensor.arrays[0].dtype == stored
-            np.testing.assert_array_equal(tensor.arrays[0].astype(np.float32), weights[name])
+            np.testing.assert_array_equal(tensor.arrays[0].astype(np.float32) + ones[name], weights[name])
     after = runner.run_layer(0, weights, hidden)
     assert np.abs(after - before).max() < 1e-4 * max(1.0, np.abs(before).max())
 

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tiny_models import MIXTURES, make_step, random_ids, run_mixed, save_model
+from tiny_models import GEMMA2, MIXTURES, TRAITS, make_step, random_ids, run_mixed, save_model
 
 import builder
+from plansmith_errors import BuildError
 from quantize import Recipe, load_weight, open_checkpoint, quantize_checkpoint
 
 INT4 = {"scheme": "int4", "group_size": 32}
@@ -21,7 +22,8 @@ FAMILIES = {
     "qwen2": {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
     "qwen3": {"head_dim": 32},
 }
-FAMILIES = {name: (name, settings) for name, settings in FAMILIES.items()} | MIXTURES
+FAMILIES = {name: (name, settings) for name, settings in FAMILIES.items()} | MIXTURES | TRAITS
+FAMILIES = {name: found for name, found in FAMILIES.items() if found != GEMMA2}  # refused: see below
 
 
 def quantized(path, recipe, family="llama", **settings):
@@ -60,6 +62,14 @@ def test_yarn_scales_cosines_and_sines(tmp_path):
     checkpoint = quantized(tmp_path, RECIPES["float"], "qwen2", rope_parameters=rope)
     engine = build_and_load(checkpoint, tmp_path / "engine", precision="exact")
     assert largest_error(engine, builder.load_reference(checkpoint, num_blocks=12), random_ids()) < 1e-4
+
+
+def test_soft_capped_attention_is_refused_before_any_work_and_the_advice_holds(tmp_path):
+    save_model(tmp_path / "source", GEMMA2[0], **GEMMA2[1])
+    with pytest.raises(BuildError, match=r"no soft cap.*attn_logit_softcapping 2; .*tensorrt.*--reference") as refused:
+        build_and_load(tmp_path / "source", tmp_path / "engine")
+    assert "\n" not in str(refused.value) and not any((tmp_path / "engine").iterdir())
+    assert builder.load_reference(tmp_path / "source").limits.max_seq_len == 256
 
 
 FLOATS = {

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tiny_models import MIXTURES, expected_logits, random_ids, run_mixed, save_model
+from tiny_models import MIXTURES, TRAITS, expected_logits, random_ids, run_mixed, save_model
 
 import builder
 
@@ -36,6 +36,7 @@ FAMILIES = {
     "qwen3": ("qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
     "qwen3 with biases": ("qwen3", {"head_dim": 16, "attention_bias": True}),
     **MIXTURES,
+    **TRAITS,
 }
 
 

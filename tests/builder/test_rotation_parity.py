@@ -8,7 +8,7 @@ from calibrated_llama import TOOLS, save_with_tokenizer, write_text
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
-from tiny_models import expected_logits, random_ids, run_mixed, save_model
+from tiny_models import GRANITE, PHI3, expected_logits, random_ids, run_mixed, save_model
 
 import builder
 from plansmith_errors import ConfigError, QuantizeError
@@ -24,6 +24,8 @@ FAMILIES = {
     "mistral": ("mistral", {"sliding_window": None}),
     "qwen2": ("qwen2", {}),
     "qwen3, tied": ("qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
+    "phi3": PHI3,
+    "granite": GRANITE,
 }
 
 

@@ -56,6 +56,71 @@ MIXTURES = {  # of experts: (model type, settings)
 }
 
 
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0 + 0.1 * i for i in range(6)],
+    "long_factor": [1.0 + 0.7 * i for i in range(6)],
+}
+_GEMMA3_ROPES = {
+    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+}
+_GEMMA = {"sliding_window": 24, "head_dim": 24, "query_pre_attn_scalar": 20}
+PHI3 = ("phi3", {"pad_token_id": 0, "sliding_window": 37})
+GEMMA2 = ("gemma2", _GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0})
+GEMMA3 = (
+    "gemma3_text",
+    _GEMMA
+    | {
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": _GEMMA3_ROPES,
+    },
+)
+GRANITE = (
+    "granite",
+    {
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.4,
+        "residual_multiplier": 0.3,
+        "logits_scaling": 0.5,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+)
+FAMILIES_WITH_TRAITS = {  # one model of each, with everything that it adds: (model type, settings)
+    "phi3": PHI3,
+    "gemma2": GEMMA2,
+    "gemma3": GEMMA3,
+    "granite": GRANITE,
+}
+TRAITS = FAMILIES_WITH_TRAITS | {
+    "phi3, longrope on a part of each head": (
+        "phi3",
+        {
+            "pad_token_id": 0,
+            "tie_word_embeddings": True,
+            "rope_parameters": _LONGROPE,
+            "original_max_position_embeddings": 64,  # 100 tokens: transformers takes the long factors
+        },
+    ),
+    "gemma2, no caps, wide heads": (
+        "gemma2",
+        {
+            "head_dim": 256,
+            "attention_bias": True,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma3, logits capped": ("gemma3_text", _GEMMA | {"final_logit_softcapping": 3.0, "num_key_value_heads": 1}),
+    "granite, tied": ("granite", {"tie_word_embeddings": True, "logits_scaling": 4.0, "initializer_range": 0.4}),
+}
+
+
 def save_model(path: Path, family: str, **settings):
     """Save a random float32 model to ``path`` as transformers does; return it."""
     config = transformers.AutoConfig.for_model(family, **(_SHAPE | settings))

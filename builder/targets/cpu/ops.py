@@ -6,7 +6,6 @@ Every token is a batch row of length one: activations are [num_tokens, 1, featur
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +14,7 @@ from builder.model_spec import ModelSpec
 from builder.network.ops import AttentionSpec
 from builder.network.weights import WeightSource
 from builder.rope import rope_frequencies
+from builder.rope_spec import RopeSpec
 from builder.targets.cpu.attention import StepParameters, paged_attention_node
 from builder.targets.cpu.constants import named, weight_node
 from builder.targets.cpu.moe import mix_experts, route
@@ -46,6 +46,7 @@ class OpenVinoOps:
         self._on_weight = on_weight
         self._matrices: dict[str, Node] = {}
         self._multipliers: dict[str, Node] = {}  # of the inputs of linears
+        self._tables: dict[RopeSpec, tuple[Node, Node]] = {}
         self.activations: set[str] = set()  # that the checkpoint asks for and this target leaves in floats
 
     def embedding(self, weight: str) -> Node:
@@ -85,11 +86,22 @@ class OpenVinoOps:
     def rope(self, x: Node, layer: int) -> Node:
         from openvino import opset15 as op
 
-        half, end = self._spec.head_dim // 2, 2**63 - 1
+        rope = self._spec.rope_of(layer)
+        width, end = rope.rotary_dim(self._spec.head_dim), 2**63 - 1
+        if width < self._spec.head_dim:
+            kept = op.slice(x, _i64([width]), _i64([end]), _i64([1]), _i64([3]))
+            turning = op.slice(x, _i64([0]), _i64([width]), _i64([1]), _i64([3]))
+            return op.concat([self._turned(turning, rope), kept], -1)
+        return self._turned(x, rope)
+
+    def _turned(self, x: Node, rope: RopeSpec) -> Node:
+        from openvino import opset15 as op
+
+        half, end = rope.rotary_dim(self._spec.head_dim) // 2, 2**63 - 1
         upper = op.slice(x, _i64([half]), _i64([end]), _i64([1]), _i64([3]))
         lower = op.slice(x, _i64([0]), _i64([half]), _i64([1]), _i64([3]))
         rotated = op.concat([op.multiply(upper, np.float32(-1)), lower], -1)
-        cos, sin = self._cos_sin
+        cos, sin = self._cos_sin(rope)
         return op.add(op.multiply(x, cos), op.multiply(rotated, sin))
 
     def paged_attention(self, q: Node, k: Node, v: Node, attention: AttentionSpec) -> Node:
@@ -147,14 +159,19 @@ class OpenVinoOps:
     def send_hidden(self, x: Node) -> Node:
         raise _one_stage()
 
-    @cached_property
-    def _cos_sin(self) -> tuple[Node, Node]:
-        """Cosines and sines [num_tokens, 1, 1, head_dim] of the step's positions, shared by all layers."""
+    def _cos_sin(self, rope: RopeSpec) -> tuple[Node, Node]:
+        """Cosines and sines [num_tokens, 1, 1, rotary_dim] of the step's positions, shared by layers."""
+        if rope not in self._tables:
+            self._tables[rope] = self._make_cos_sin(rope)
+        return self._tables[rope]
+
+    def _make_cos_sin(self, rope: RopeSpec) -> tuple[Node, Node]:
         from openvino import opset15 as op
 
-        inverse, factor = rope_frequencies(self._spec.rope, self._spec.head_dim, self._max_seq_len)
+        inverse, factor = rope_frequencies(rope, self._spec.head_dim, self._max_seq_len)
+        name = "rope.inverse_frequencies" if rope == self._spec.rope else "local_rope.inverse_frequencies"
         positions = op.convert(op.unsqueeze(self.parameters.position_ids, _i64([1, 2])), "f32")
-        angles = op.matmul(positions, named(inverse.reshape(1, 1, -1), "rope.inverse_frequencies"), False, False)
+        angles = op.matmul(positions, named(inverse.reshape(1, 1, -1), name), False, False)
         angles = op.unsqueeze(op.concat([angles, angles], -1), _i64([1]))
         cos, sin = op.cos(angles), op.sin(angles)
         if factor == 1.0:

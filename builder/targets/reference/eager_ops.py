@@ -33,8 +33,11 @@ class EagerOps:
         self._spec = spec
         self._weights = weights
         self._inputs = inputs or {}
-        inverse, self._rope_factor = rope_frequencies(spec.rope, spec.head_dim, max_seq_len)
-        self._inverse_frequencies = torch.from_numpy(inverse)
+        self._ropes = {  # by their parameters: all layers have one, or a few of them
+            rope: (torch.from_numpy(inverse), factor)
+            for rope in {spec.rope, spec.local_rope or spec.rope}
+            for inverse, factor in [rope_frequencies(rope, spec.head_dim, max_seq_len)]
+        }
 
     def linear(self, x: Tensor, weight: str, bias: str | None = None) -> Tensor:
         from torch.nn import functional
@@ -61,10 +64,13 @@ class EagerOps:
     def rope(self, x: Tensor, layer: int) -> Tensor:
         import torch
 
-        angles = torch.outer(self.positions.float(), self._inverse_frequencies).repeat(1, 2)[:, None]
-        lower, upper = x.chunk(2, dim=-1)
+        inverse, factor = self._ropes[self._spec.rope_of(layer)]
+        angles = torch.outer(self.positions.float(), inverse).repeat(1, 2)[:, None]
+        turning, kept = x[..., : angles.shape[-1]], x[..., angles.shape[-1] :]
+        lower, upper = turning.chunk(2, dim=-1)
         rotated = torch.cat([-upper, lower], dim=-1)
-        return (x * angles.cos() + rotated * angles.sin()) * self._rope_factor
+        turned = (turning * angles.cos() + rotated * angles.sin()) * factor
+        return torch.cat([turned, kept], dim=-1) if kept.shape[-1] else turned
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         return a + b

@@ -77,6 +77,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, past_len: int, attention: Attention
     group = attention.num_heads // attention.num_kv_heads
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     scores = torch.einsum("qhd,khd->hqk", q, k) * attention.scale
+    if attention.soft_cap is not None:
+        scores = attention.soft_cap * (scores / attention.soft_cap).tanh()
     distance = (past_len + torch.arange(len(q)))[:, None] - torch.arange(len(k))
     hidden = distance < 0
     if attention.sliding_window is not None:

@@ -46,6 +46,8 @@ class WindowOps(EagerOps):
             self._observe(f"{prefix}v_proj.v_scale", v.numpy())
         group = attention.num_heads // attention.num_kv_heads
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)))
+        if attention.soft_cap is not None:
+            return _soft_capped(q, k, v, self.positions, attention)
         window = attention.sliding_window
         mask = None if window is None or window >= len(self.positions) else _sliding_mask(self.positions, window)
         attended = functional.scaled_dot_product_attention(
@@ -58,6 +60,19 @@ class WindowOps(EagerOps):
 
     def gather_logits_rows(self, x: Tensor) -> Tensor:
         raise _outside_a_layer("gather_logits_rows")
+
+
+def _soft_capped(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, attention: AttentionSpec) -> Tensor:
+    """Head by head, as torch's kernel has no such cap: [1, num_heads, num_tokens, head_dim] to [num_tokens, ...]."""
+    import torch
+
+    cap = attention.soft_cap or 0.0
+    hidden = ~_sliding_mask(positions, attention.sliding_window or len(positions))
+    outputs = []
+    for head in range(q.shape[1]):
+        scores = cap * ((q[0, head] @ k[0, head].T) * (attention.scale / cap)).tanh()
+        outputs.append(scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v[0, head])
+    return torch.cat(outputs, dim=-1)
 
 
 def _sliding_mask(positions: Tensor, window: int) -> Any:
