@@ -195,7 +195,7 @@ def test_exports_that_are_not_known_to_load_are_refused(tmp_path: Path) -> None:
 def test_rotations_are_for_dense_models(tmp_path: Path) -> None:
     write_mixture(tmp_path / "s")
     chosen = Recipe.model_validate({"name": "t", "linears": INT4, "rotations": ["r1"]})
-    with pytest.raises(QuantizeError, match="rotations are for llama, mistral, .*granite models, found 'qwen3_moe'"):
+    with pytest.raises(QuantizeError, match=r"rotations are for llama, mistral, .*granite models, found 'qwen3_moe'"):
         quantize.quantize_checkpoint(tmp_path / "s", tmp_path / "q", chosen)
 
 

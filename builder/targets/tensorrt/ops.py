@@ -87,9 +87,11 @@ class TensorRtOps:
 
     def rope(self, x: Tensor, layer: int) -> Tensor:
         graph, (_, num_heads, head_dim) = self._graph, x.shape
-        cos, sin = self._cos_sin(self._spec.rope)
+        rope = self._spec.rope_of(layer)
+        cos, sin = self._cos_sin(rope)
+        rotary_dim = rope.rotary_dim(head_dim) % head_dim  # 0: all features turn
         tokens = graph.shuffle(x, (-1, num_heads, 1, head_dim))  # each token a batch row of length 1
-        rotated = graph.added(graph.network.add_rotary_embedding(tokens, cos, sin, False, 0))
+        rotated = graph.added(graph.network.add_rotary_embedding(tokens, cos, sin, False, rotary_dim))
         rotated.set_input(3, graph.shuffle(self._step.position_ids, (-1, 1)))
         return graph.shuffle(rotated.get_output(0), (-1, num_heads, head_dim))
 
@@ -146,7 +148,7 @@ class TensorRtOps:
         return self._graph.add(x, self._graph.cast(self._weights.vector(bias, len(x.shape))))
 
     def _cos_sin(self, rope: RopeSpec) -> tuple[Tensor, Tensor]:
-        """Tables [max_seq_len, head_dim / 2] of the network's dtype, shared by all layers."""
+        """Tables [max_seq_len, rotary_dim / 2] of the network's dtype, shared by all layers."""
         if rope not in self._tables:
             inverse, factor = rope_frequencies(rope, self._spec.head_dim, self._max_seq_len)
             angles = np.outer(np.arange(self._max_seq_len), inverse.astype(np.float64))
