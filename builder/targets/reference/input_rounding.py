@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from builder.network.weights import WeightSource
+from builder.network.weights import DecoderWeights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +51,7 @@ def input_rounding(weight: QuantizedTensor) -> InputRounding | None:
     return InputRounding(None if weight.activations is None else weight.activations.scheme, scale, multiplier)
 
 
-def kv_roundings(weights: WeightSource, layer: int) -> tuple[Rounding, Rounding]:
+def kv_roundings(weights: DecoderWeights, layer: int) -> tuple[Rounding, Rounding]:
     """Of the keys and the values of a layer; without scales they stay as they are."""
     import torch
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from builder.model_spec import ModelSpec
 from builder.network.ops import AttentionSpec
-from builder.network.weights import WeightSource
+from builder.network.weights import DecoderWeights
 from builder.targets.reference.batch import Batch
 from builder.targets.reference.eager_ops import EagerOps
 from builder.targets.reference.input_rounding import InputRounding, input_rounding, kv_roundings
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class TorchOps(EagerOps):
     """Implements NetworkOps[torch.Tensor]. ``batch`` is set before each step."""
 
-    def __init__(self, spec: ModelSpec, weights: WeightSource, *, num_slots: int, max_seq_len: int) -> None:
+    def __init__(self, spec: ModelSpec, weights: DecoderWeights, *, num_slots: int, max_seq_len: int) -> None:
         import torch
 
         tensors: dict[str, Tensor] = {}
