@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from builder.build_check import require_library
+from builder.compatibility import NO_GPU_RUN_TIME, check_gpu_files, check_machine
 from builder.manifest import (
     EngineManifest,
     Limits,
@@ -20,6 +22,8 @@ from builder.manifest import (
 from builder.model_spec import ModelSpec
 from builder.network.weights import WeightSource
 from builder.options import BuildOptions
+from builder.targets.built import BuiltModel
+from builder.targets.facts import TARGETS, TargetName
 from builder.targets.support import check_supported
 from plansmith_errors import BuildError, EngineError
 
@@ -46,24 +50,22 @@ def build_engine(
 
     The caller owns atomicity; the manifest is written last. Raises BuildError and CheckpointError.
     """
-    from builder.targets.cpu.build import build
-    from builder.targets.cpu.settings import LIBRARY
     from quantize import open_checkpoint
 
     if not output.is_dir() or any(output.iterdir()):
         raise BuildError(f"{output}: expected a new, empty directory to build into")
-    version = _openvino_version(BuildError)
+    version = require_library(options.target)
     checkpoint = open_checkpoint(checkpoint_dir)
     spec = ModelSpec.from_hf_config(checkpoint.config)
     check_supported(options.target, spec)
     weights = WeightSource(checkpoint, spec)
     max_seq_len = options.resolved_max_seq_len(spec)
-    built = build(spec, weights, output, options, max_seq_len, _counter(weights, progress))
+    built = _target_build(options.target)(spec, weights, output, options, max_seq_len, _counter(weights, progress))
     manifest = EngineManifest(
         plansmith_version=plansmith_version,
         target=options.target,
-        library={LIBRARY: version},
-        precision=options.precision,
+        library={TARGETS[options.target].library: version},
+        precision=None if built.gpu else options.precision,
         compile_properties=built.compile_properties,
         limits=Limits(
             max_batch_size=options.max_batch_size,
@@ -76,6 +78,7 @@ def build_engine(
         weights=built.weights,
         source=_source(checkpoint),
         files={file.name: describe_file(file) for file in sorted(output.iterdir())},
+        gpu=built.gpu,
     )
     write_manifest(output, manifest)
     return manifest
@@ -90,18 +93,27 @@ def load_engine(path: Path, *, num_blocks: int | None = None, num_threads: int |
     for name, value in (("num_blocks", num_blocks), ("num_threads", num_threads)):
         if value is not None and value < 1:
             raise EngineError(f"{name} is {value}; expected 1 or more")
+    manifest = read_manifest(path)
+    if manifest.gpu is not None or TARGETS.get(manifest.target, TARGETS["cpu"]).is_gpu:
+        return _load_gpu(path, manifest)
+    check_machine(path, manifest)
+    return _load_cpu(path, manifest, num_blocks, num_threads)
+
+
+def _load_cpu(path: Path, manifest: EngineManifest, num_blocks: int | None, num_threads: int | None) -> StepEngine:
     from builder.targets.cpu.compiled import MODEL_BIN, MODEL_XML
     from builder.targets.cpu.engine import OpenVinoEngine
 
-    manifest = read_manifest(path)
-    if manifest.target != "cpu":
-        raise EngineError(f"{path}: built for target {manifest.target!r}; this version loads: cpu")
-    _check_library(path, manifest)
     check_files(path, manifest, required=(MODEL_XML, MODEL_BIN), hash_below=_HASH_BELOW)
-
     engine = OpenVinoEngine(path, manifest, num_blocks=num_blocks, num_threads=num_threads)
     _log.info("loaded %s: %d KV blocks of %d tokens", path, engine.limits.num_blocks, engine.limits.tokens_per_block)
     return engine
+
+
+def _load_gpu(path: Path, manifest: EngineManifest) -> StepEngine:
+    check_gpu_files(path, manifest)
+    check_machine(path, manifest)
+    raise EngineError(f"{path}: {NO_GPU_RUN_TIME}")
 
 
 def load_reference(
@@ -113,24 +125,12 @@ def load_reference(
     return ReferenceEngine(checkpoint_dir, options or BuildOptions(), num_blocks)
 
 
-def _check_library(path: Path, manifest: EngineManifest) -> None:
-    from builder.targets.cpu.settings import LIBRARY
+def _target_build(target: TargetName) -> Callable[..., BuiltModel]:
+    if target == "cpu":
+        from builder.targets.cpu.build import build
 
-    expected, found = manifest.library.get(LIBRARY), _openvino_version(EngineError)
-    if found != expected:
-        raise EngineError(
-            f"{path}: built for {LIBRARY} {expected}, found {found}; "
-            f"install it (pip install {LIBRARY}=={expected}) or build the engine again"
-        )
-
-
-def _openvino_version(error: type[BuildError] | type[EngineError]) -> str:
-    from builder.targets.cpu.settings import library_version
-
-    try:
-        return library_version()
-    except ImportError:
-        raise error("target cpu needs OpenVINO, which is not installed; run: pip install 'plansmith[cpu]'") from None
+        return build
+    raise BuildError(f"target {target} is not built by this version yet; build for target cpu")
 
 
 def _counter(weights: WeightSource, progress: Progress | None) -> Callable[[str], None]:

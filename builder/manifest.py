@@ -5,27 +5,27 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from builder.gpu_manifest import GpuEngine
+from builder.manifest_part import ManifestPart
 from plansmith_errors import EngineError
 
 MANIFEST_NAME = "engine.json"
 FORMAT_VERSION: Literal[1] = 1
+_HASH_THREADS = 4
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class FileEntry(_Part):
+class FileEntry(ManifestPart):
     bytes: int = Field(ge=0)
     sha256: str
 
 
-class Limits(_Part):
+class Limits(ManifestPart):
     """What the engine was compiled for; the number of KV blocks is chosen when it is loaded."""
 
     max_batch_size: int = Field(ge=1)
@@ -34,27 +34,28 @@ class Limits(_Part):
     vocab_size: int = Field(ge=1)
 
 
-class KvCache(_Part):
+class KvCache(ManifestPart):
     dtype: str
     tokens_per_block: int = Field(ge=1)
-    bytes_per_block: int = Field(ge=1)  # keys and values of all layers, on the machine that built the engine
+    bytes_per_block: int = Field(ge=1)
+    """Keys and values of all layers, on the machine that built the engine; of the rank with most on GPU targets."""
 
 
-class Source(_Part):
+class Source(ManifestPart):
     """The checkpoint that was compiled."""
 
     files: dict[str, str]  # name -> SHA-256
     quantization: dict[str, Any] | None  # its config's "quantization_config": recipe, provenance, schemes
 
 
-class EngineManifest(_Part):
+class EngineManifest(ManifestPart):
     """See docs/engine-format.md."""
 
     format_version: Literal[1] = FORMAT_VERSION
     plansmith_version: str
     target: str
     library: dict[str, str]  # exact versions that the engine needs
-    precision: Literal["fast", "exact"]
+    precision: Literal["fast", "exact"] | None  # of the cpu target
     compile_properties: dict[str, str]
     limits: Limits
     kv_cache: KvCache
@@ -62,6 +63,17 @@ class EngineManifest(_Part):
     weights: dict[str, str]  # changes that the target made to weights, by scheme
     source: Source
     files: dict[str, FileEntry]
+    gpu: GpuEngine | None = None  # of GPU targets
+
+    def as_data(self) -> dict[str, Any]:
+        """As it stands in ``engine.json``; without ``gpu`` for the cpu target."""
+        return self.model_dump(mode="json", exclude=self._left_out())
+
+    def as_json(self) -> str:
+        return self.model_dump_json(indent=2, exclude=self._left_out())
+
+    def _left_out(self) -> set[str] | None:
+        return {"gpu"} if self.gpu is None else None
 
 
 def read_manifest(path: Path) -> EngineManifest:
@@ -85,23 +97,38 @@ def read_manifest(path: Path) -> EngineManifest:
 
 
 def write_manifest(path: Path, manifest: EngineManifest) -> None:
-    (path / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    (path / MANIFEST_NAME).write_text(manifest.as_json() + "\n", encoding="utf-8")
 
 
-def check_files(path: Path, manifest: EngineManifest, *, required: Iterable[str], hash_below: int) -> None:
-    """Compare the size of every file, and the content of those smaller than ``hash_below`` bytes, with the manifest."""
+def check_files(
+    path: Path, manifest: EngineManifest, *, required: Iterable[str], hash_below: int | None = None
+) -> None:
+    """Compare the size of every file with the manifest, then the content of those smaller than ``hash_below`` bytes.
+
+    None reads all of them. Raises EngineError.
+    """
     for name in required:
         if name not in manifest.files:
             raise EngineError(f"{path}: {MANIFEST_NAME} does not name {name}; build the engine again")
     for name, entry in manifest.files.items():
-        file = path / name
-        if Path(name).name != name or not file.is_file():
-            raise EngineError(f"{path}: {name} is missing, but {MANIFEST_NAME} names it; build the engine again")
-        size = file.stat().st_size
-        if size != entry.bytes:
-            raise EngineError(f"{file}: {size} bytes found, {entry.bytes} expected; build the engine again")
-        if size < hash_below and file_sha256(file) != entry.sha256:
-            raise EngineError(f"{file}: content is not what {MANIFEST_NAME} says (SHA-256); build the engine again")
+        _check_size(path, name, entry)
+    hashed = {name: entry for name, entry in manifest.files.items() if hash_below is None or entry.bytes < hash_below}
+    with ThreadPoolExecutor(_HASH_THREADS) as pool:  # hashing releases the GIL
+        digests = pool.map(lambda name: file_sha256(path / name), hashed)
+        for (name, entry), digest in zip(hashed.items(), digests, strict=True):
+            if digest != entry.sha256:
+                raise EngineError(
+                    f"{path / name}: content is not what {MANIFEST_NAME} says (SHA-256); build the engine again"
+                )
+
+
+def _check_size(path: Path, name: str, entry: FileEntry) -> None:
+    file = path / name
+    if Path(name).name != name or not file.is_file():
+        raise EngineError(f"{path}: {name} is missing, but {MANIFEST_NAME} names it; build the engine again")
+    size = file.stat().st_size
+    if size != entry.bytes:
+        raise EngineError(f"{file}: {size} bytes found, {entry.bytes} expected; build the engine again")
 
 
 def describe_file(path: Path) -> FileEntry:

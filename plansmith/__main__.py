@@ -23,6 +23,7 @@ VERBS = {
     "serve": "Serve a model repository with Triton until Ctrl-C.",
     "evaluate": "Measure what quantization cost: perplexity, KL divergence, choices.",
     "inspect": "Say what a checkpoint, engine, repository or build file is.",
+    "doctor": "Say what this machine can compile, load and serve, and what it lacks.",
     "schema": "Print the JSON Schema of build files.",
 }
 
@@ -31,6 +32,7 @@ _OTHER_WORDS = {
     "compile": "build",
     "convert": "quantize",
     "check": "lint",
+    "diagnose": "doctor",
     "start": "serve",
     "show": "inspect",
     "measure": "evaluate",

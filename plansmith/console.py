@@ -92,13 +92,13 @@ class Console:
         return report
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A plain aligned table: first column to the left, the others to the right."""
+def table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, numbers: bool = True) -> str:
+    """A plain aligned table: first column to the left, the others to the right where they are ``numbers``."""
     cells = [list(headers)] + [[str(value) for value in row] for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headers))]
     lines = [
         "  ".join(
-            value.ljust(width) if column == 0 else value.rjust(width)
+            value.ljust(width) if column == 0 or not numbers else value.rjust(width)
             for column, (value, width) in enumerate(zip(row, widths, strict=True))
         )
         for row in cells

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builder
+from builder.build_check import check_build
 from plansmith.config import BuildFile
 from plansmith.verify.inputs import load_tokenizer, read_text, tokenize_text
 from plansmith.verify.questions import read_questions
@@ -13,7 +14,7 @@ from quantize import Checkpoint
 def check_source(source: Checkpoint, build_file: BuildFile) -> None:
     """Raises PlansmithError when the model, its tokenizer, the limits or what is measured on cannot work."""
     spec = builder.ModelSpec.from_hf_config(source.config)
-    builder.check_supported(build_file.build.target, spec)
+    check_build(build_file.build, spec)
     max_seq_len = build_file.build.resolved_max_seq_len(spec)
     tokenizer = load_tokenizer(source)
     check = build_file.verify.perplexity

@@ -25,6 +25,7 @@ _EXPECTED = {
     "int_type": "expected a whole number",
     "bool_type": "expected true or false",
     "string_type": "expected text",
+    "tuple_type": "expected a list, such as [1, 2]",
 }
 
 

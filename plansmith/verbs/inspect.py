@@ -61,7 +61,7 @@ def _build_file(path: Path) -> dict[str, Any]:
 def _engine(path: Path) -> dict[str, Any]:
     from builder import read_manifest
 
-    return {"kind": "engine", **read_manifest(path).model_dump(mode="json")}
+    return {"kind": "engine", **read_manifest(path).as_data()}
 
 
 def _repository(path: Path) -> dict[str, Any]:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import builder
 import quantize
+from builder.compatibility import check_target_runs
 from builder.manifest import MANIFEST_NAME
 from builder.network.weights import expected_weights
+from builder.targets.facts import TARGETS
 from plansmith.console import Console
 from plansmith.version import __version__
 from plugins.inflight_batching.step import StepEngine
@@ -30,12 +32,15 @@ class Subject:
         """What the engine was built with, for a baseline like it; None for a checkpoint."""
         if self.manifest is None:
             return None
-        limits = self.manifest.limits
+        limits, gpu = self.manifest.limits, self.manifest.gpu
+        of_gpu = {} if gpu is None else gpu.model_dump(include={"dtype", "sms", "tp_size", "pp_size", "ep_size"})
         return builder.BuildOptions(
-            precision=self.manifest.precision,
+            target=TARGETS[self.manifest.target].name,
+            precision=self.manifest.precision or "fast",
             max_batch_size=limits.max_batch_size,
             max_num_tokens=limits.max_num_tokens,
             max_seq_len=limits.max_seq_len,
+            **of_gpu,
         )
 
     def weights(self) -> list[StoredWeight]:
@@ -68,7 +73,7 @@ def loaded(
     """
     if subject.manifest is not None:
         with _closing(subject.path, subject.manifest) as engine:
-            yield engine, f"{subject.path}: {subject.manifest.target} engine, precision {subject.manifest.precision}"
+            yield engine, f"{subject.path}: {subject.manifest.target} engine, precision {_precision(subject.manifest)}"
     elif reference:
         engine = builder.load_reference(subject.path, options)
         try:
@@ -76,13 +81,17 @@ def loaded(
         finally:
             engine.close()
     else:
+        check_target_runs(options.target)
         with tempfile.TemporaryDirectory(prefix="plansmith-evaluate-") as folder:
             with console.progress("compile") as progress:
                 manifest = builder.build_engine(
                     subject.path, Path(folder), options, plansmith_version=__version__, progress=progress
                 )
             with _closing(Path(folder), manifest) as engine:
-                yield engine, f"{subject.path}: {_origin(subject)}, compiled for {manifest.target}, {options.precision}"
+                yield (
+                    engine,
+                    f"{subject.path}: {_origin(subject)}, compiled for {manifest.target}, {_precision(manifest)}",
+                )
 
 
 @contextmanager
@@ -98,6 +107,10 @@ def _num_blocks(manifest: builder.EngineManifest) -> int:
     """KV blocks for the longest sequence and for one full step: two engines are loaded, and neither serves."""
     limits, size = manifest.limits, manifest.kv_cache.tokens_per_block
     return max(-(-limits.max_seq_len // size), -(-limits.max_num_tokens // size) + limits.max_batch_size)
+
+
+def _precision(manifest: builder.EngineManifest) -> str | None:
+    return manifest.precision if manifest.gpu is None else manifest.gpu.dtype
 
 
 def _origin(subject: Subject) -> str:

@@ -88,7 +88,8 @@ def test_another_library_version_is_refused_with_the_remedy(engine_dir):
     ("changes", "message"),
     [
         ({"format_version": 2}, "format_version is 2, expected 1"),
-        ({"target": "tensorrt"}, "built for target 'tensorrt'; this version loads: cpu"),
+        ({"target": "vulkan"}, "built for target 'vulkan'; this version loads: cpu, tensorrt-rtx, tensorrt"),
+        ({"target": "tensorrt"}, "engine.json has no section gpu"),
         ({"limits": {}}, "limits.max_batch_size: field required"),
         (
             {"files": {name: {"bytes": 1, "sha256": ""} for name in ("../x", "model.xml", "model.bin")}},

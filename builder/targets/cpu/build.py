@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from builder.manifest import KvCache
 from builder.model_spec import ModelSpec
 from builder.network import decoder
 from builder.network.weights import WeightSource
+from builder.targets.built import BuiltModel
 from builder.targets.cpu.attention import TOKENS_PER_BLOCK
 from builder.targets.cpu.compiled import MODEL_XML, bytes_per_block, compile_engine
 from builder.targets.cpu.constants import stored_as
@@ -23,13 +23,6 @@ if TYPE_CHECKING:
     from builder.options import BuildOptions
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class BuiltModel:
-    compile_properties: dict[str, str]
-    kv_cache: KvCache
-    weights: dict[str, str]  # scheme of the checkpoint -> how this target stores it
 
 
 def build(
@@ -67,7 +60,7 @@ def build(
         bytes_per_block=bytes_per_block(compiled),
     )
     stored = {scheme: stored_as(scheme, exact) for scheme, _ in sorted(weights.kinds, key=str)}
-    return BuiltModel(properties, kv_cache, stored)
+    return BuiltModel(kv_cache, stored, properties)
 
 
 def _warn_of_floats(ops: OpenVinoOps, weights: WeightSource) -> None:

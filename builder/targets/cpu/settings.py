@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable
 from typing import Literal
-
-LIBRARY = "openvino"
 
 _WIDEST_DYNAMIC_GROUP = 128
 
@@ -40,10 +37,3 @@ def thread_properties(num_threads: int | None) -> dict[str, str]:
     if num_threads is not None:
         properties["INFERENCE_NUM_THREADS"] = str(num_threads)
     return properties
-
-
-def library_version() -> str:
-    """Release of the installed OpenVINO, as "2026.4.1". Raises ImportError where there is none."""
-    import openvino
-
-    return re.split(r"[-+]", openvino.__version__)[0]

@@ -1,0 +1,56 @@
+"""What can be said of a build before any work: can this machine make it, and can the model be made so?"""
+
+from __future__ import annotations
+
+from builder.machine import Machine, this_machine
+from builder.model_spec import ModelSpec
+from builder.options import BuildOptions
+from builder.targets.support import check_supported
+from builder.targets.facts import TARGETS, TargetName, library_version
+from plansmith_errors import BuildError
+
+
+def check_build(options: BuildOptions, spec: ModelSpec) -> None:
+    """Raise BuildError where a build of ``spec`` cannot work: limits, library, GPUs asked for, division over ranks."""
+    check_supported(options.target, spec)
+    require_library(options.target)
+    if TARGETS[options.target].is_gpu:
+        resolve_sms(options)
+
+
+def require_library(target: TargetName) -> str:
+    """Version of the library that compiles for ``target``. Raises BuildError where there is none."""
+    facts, version = TARGETS[target], library_version(target)
+    if version is None:
+        raise BuildError(
+            f"target {target} needs {facts.label}, which is not installed; run: pip install '{facts.install}'"
+        )
+    return version
+
+
+def resolve_sms(options: BuildOptions, machine: Machine | None = None) -> tuple[int, ...]:
+    """The compute capabilities to compile for: those asked for, else those of this machine's GPUs. Raises BuildError.
+
+    A target that compiles on a GPU alone needs that GPU here.
+    """
+    facts = TARGETS[options.target]
+    if options.sms is not None and facts.is_ahead_of_time:
+        return options.sms
+    machine = machine or this_machine(options.target)
+    legal = ", ".join(map(str, facts.sms))
+    if not machine.gpus:
+        raise BuildError(
+            f"target {facts.name} compiles on the GPU that it serves; this machine has {machine.describe_gpus()}: "
+            "build there, or with build.target tensorrt-rtx for the GPUs that it serves"
+            if not facts.is_ahead_of_time
+            else f"build.sms is not set, and this machine has {machine.describe_gpus()} to take it from; "
+            f"name compute capabilities of the GPUs that will serve, of {legal}, as in --set 'build.sms=[89]'"
+        )
+    found = tuple(sm for sm in machine.sms if sm in facts.sms and (options.sms is None or sm in options.sms))
+    if not found or (len(found) > 1 and not facts.is_ahead_of_time):
+        wanted = legal if options.sms is None else ", ".join(map(str, options.sms))
+        raise BuildError(
+            f"target {facts.name} is to compile for one of {wanted}, and this machine has {machine.describe_gpus()}; "
+            "name in build.sms one that it has"
+        )
+    return found

@@ -1,0 +1,1 @@
+"""What this machine can compile, load and serve, and what it lacks."""
