@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from builder.build_check import build_identity
     from builder.calibration import calibration_runner
     from builder.choices import MultipleChoice, Question, multiple_choice
     from builder.comparison import Comparison, compare_engines
@@ -28,6 +29,7 @@ __all__ = [
     "Perplexity",
     "Question",
     "build_engine",
+    "build_identity",
     "calibration_runner",
     "check_supported",
     "compare_engines",
@@ -39,6 +41,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "builder.build_check": ("build_identity",),
     "builder.choices": ("MultipleChoice", "Question", "multiple_choice"),
     "builder.comparison": ("Comparison", "compare_engines"),
     "builder.calibration": ("calibration_runner",),

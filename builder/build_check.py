@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from builder.machine import Machine, this_machine
 from builder.model_spec import ModelSpec
 from builder.options import BuildOptions
+from builder.targets.facts import TARGETS, TargetName, library_version, quick_library_version
 from builder.targets.support import check_supported
-from builder.targets.facts import TARGETS, TargetName, library_version
 from plansmith_errors import BuildError
 
 
@@ -16,6 +18,20 @@ def check_build(options: BuildOptions, spec: ModelSpec) -> None:
     require_library(options.target)
     if TARGETS[options.target].is_gpu:
         resolve_sms(options)
+
+
+def build_identity(options: BuildOptions) -> dict[str, Any]:
+    """What tells this build from others beside its source and our code: settings, GPUs and the compiling library.
+
+    Raises BuildError where the GPUs are to be this machine's and it has none.
+    """
+    identity: dict[str, Any] = {
+        "options": options.what_is_built(),
+        "library": {TARGETS[options.target].library: quick_library_version(options.target)},
+    }
+    if TARGETS[options.target].is_gpu:
+        identity["sms"] = resolve_sms(options)
+    return identity
 
 
 def require_library(target: TargetName) -> str:

@@ -66,6 +66,11 @@ def incompatibilities(manifest: EngineManifest, machine: Machine | None = None) 
         yield from _gpus(manifest.gpu, facts, machine)
 
 
+def why_not_run(manifest: EngineManifest, machine: Machine | None = None) -> str | None:
+    """What keeps ``machine`` (this one) from running the engine, on one line; None where nothing does."""
+    return next(incompatibilities(manifest, machine), NO_GPU_RUN_TIME if manifest.gpu else None)
+
+
 def check_target_runs(target: TargetName, machine: Machine | None = None) -> None:
     """Raise EngineError where no engine of ``target`` can run on ``machine`` (this one), whatever it is built for."""
     facts = TARGETS[target]

@@ -11,6 +11,8 @@ from typing import Any
 import builder
 import quantize
 import triton_repo
+from builder.compatibility import why_not_run
+from builder.targets.facts import TARGETS
 from plansmith.calibration import calibration_tools, quantize_dependencies
 from plansmith.config import BuildFile
 from plansmith.console import Console, human_bytes
@@ -31,6 +33,8 @@ class PipelineResult:
     stages: tuple[Artifact, ...]
     repository: Path
     report: dict[str, Any] | None  # of the verify stage
+    cannot_run: str | None = None  # why this machine cannot run the engine
+    is_verify_skipped: bool = False  # for that reason
 
     @property
     def up_to_date(self) -> bool:
@@ -53,8 +57,12 @@ class Pipeline:
         checkpoint = self._quantized()
         engine = self._engine(checkpoint.payload, {"checkpoint": checkpoint.key})
         repository = self._repository(engine, checkpoint)
-        report = self._verified(engine, checkpoint)
-        return PipelineResult(tuple(self._stages), repository.payload, report)
+        cannot_run = self._why_not_run(engine)
+        is_verify_skipped = self._is_verify_asked and cannot_run is not None
+        if is_verify_skipped:
+            self._console.warning(f"verify is skipped, so its limits are not held to: the engine {cannot_run}")
+        report = self._verified(engine, checkpoint) if cannot_run is None else None
+        return PipelineResult(tuple(self._stages), repository.payload, report, cannot_run, is_verify_skipped)
 
     def _quantized(self) -> Artifact:
         section = self._file.quantize
@@ -76,9 +84,9 @@ class Pipeline:
         options = self._file.build
         depends_on = {
             **source,
-            "options": options.model_dump(mode="json"),
+            **builder.build_identity(options),
             "code": code_fingerprint("builder", "quantize"),
-            "libraries": library_versions("openvino", "numpy", "ml_dtypes"),
+            "libraries": library_versions("numpy", "ml_dtypes"),
         }
         with self._console.progress(stage) as progress:
             return self._stage(
@@ -106,9 +114,17 @@ class Pipeline:
             ),
         )
 
+    def _why_not_run(self, engine: Artifact) -> str | None:
+        if not TARGETS[self._file.build.target].is_gpu:
+            return None
+        return why_not_run(builder.read_manifest(engine.payload))
+
+    @property
+    def _is_verify_asked(self) -> bool:
+        return self._file.verify.perplexity is not None or self._file.verify.choices is not None
+
     def _verified(self, engine: Artifact, checkpoint: Artifact) -> dict[str, Any] | None:
-        section = self._file.verify
-        if section.perplexity is None and section.choices is None:
+        if not self._is_verify_asked:
             return None
         baseline = self._engine(self._file.model, {"source": self._source_hashes()}, stage="baseline")
         verified = self._stage(
@@ -149,7 +165,8 @@ class Pipeline:
             report["perplexity"]["unquantized_weights"] = self._source.origin
         weights = quantize.checkpoint_weights(quantize.open_checkpoint(checkpoint.payload))
         recipe = quantize.load_recipe(self._file.quantize.recipe).name
-        compiled = f"compiled for {options.target}, {options.precision}"
+        precision = options.resolved_dtype if TARGETS[options.target].is_gpu else options.precision
+        compiled = f"compiled for {options.target}, {precision}"
         report = {
             "engine": f"{self._file.model.name}: recipe {recipe}, {compiled}",
             "against": f"{self._file.model.name}: {self._source.origin}, {compiled}",

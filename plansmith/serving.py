@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import builder
+from builder.compatibility import why_not_run
 from plansmith.config import ServeSection
 from plansmith.console import Console
-from triton_repo import ServerReady, ServerStopped, ServerStopping, serve
+from plansmith_errors import EngineError
+from triton_repo import ServerReady, ServerStopped, ServerStopping, check_repository, serve
 
 
 def serve_in_foreground(repository: Path, section: ServeSection, console: Console) -> None:
-    """Return when Ctrl-C or SIGTERM has stopped the server. Raises ServeError."""
+    """Return when Ctrl-C or SIGTERM has stopped the server.
+
+    Raises ServeError, and EngineError before a server starts where this machine cannot run the engine.
+    """
+    _check_engine(repository)
     for event in serve(repository, **section.model_dump()):
         if isinstance(event, ServerReady):
             console.result(
@@ -29,6 +36,15 @@ def serve_in_foreground(repository: Path, section: ServeSection, console: Consol
             console.info(f"{event.signal_name}: finishing open streams; once more to stop at once")
         elif isinstance(event, ServerStopped):
             console.info("stopped" if event.drained else "stopped; open streams were cut")
+
+
+def _check_engine(repository: Path) -> None:
+    """Of GPU targets; the cpu target's engine process says what is wrong within seconds."""
+    engine = check_repository(repository).engine
+    manifest = builder.read_manifest(engine)
+    reason = why_not_run(manifest) if manifest.gpu is not None else None
+    if reason is not None:
+        raise EngineError(f"{engine}: {reason}")
 
 
 def _ready_text(event: ServerReady) -> str:

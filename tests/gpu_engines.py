@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from builder.gpu_manifest import Footprint, GpuEngine, PlanRecord, RankRecord
+from builder.gpu_manifest import Footprint, GpuEngine, PlanRecord, RankRecord, ShapeRange
 from builder.machine import Gpu, Machine
 from builder.manifest import EngineManifest, KvCache, Limits, Source, describe_file, write_manifest
 
@@ -26,9 +26,7 @@ MODEL = {
 def write_gpu_engine(path: Path, *, target: str = "tensorrt-rtx", weights_bytes: int = GIB, **gpu: Any) -> Path:
     """An engine for sm89 on one GPU unless ``gpu``, fields of its part of the manifest, says otherwise."""
     path.mkdir()
-    tp_size, pp_size = gpu.get("tp_size", 1), gpu.get("pp_size", 1)
-    ranks = tuple(_rank(path, rank, weights_bytes, 4 // pp_size) for rank in range(tp_size * pp_size))
-    fields = {"sms": (89,), "dtype": "float16", "tp_size": 1, "pp_size": 1, "ep_size": 1, "weights": "embedded", **gpu}
+    part = gpu_part(path, weights_bytes=weights_bytes, **gpu)
     manifest = EngineManifest(
         plansmith_version="1.2.3",
         target=target,
@@ -41,10 +39,18 @@ def write_gpu_engine(path: Path, *, target: str = "tensorrt-rtx", weights_bytes:
         weights={"int4": "int4"},
         source=Source(files={"model.safetensors": "0" * 64}, quantization=None),
         files={file.name: describe_file(file) for file in sorted(path.iterdir())},
-        gpu=GpuEngine(ranks=ranks, **fields),
+        gpu=part,
     )
     write_manifest(path, manifest)
     return path
+
+
+def gpu_part(path: Path, *, weights_bytes: int = GIB, **gpu: Any) -> GpuEngine:
+    """The manifest's part for GPUs, and files in the place of its plans."""
+    tp_size, pp_size = gpu.get("tp_size", 1), gpu.get("pp_size", 1)
+    ranks = tuple(_rank(path, rank, weights_bytes, 4 // pp_size) for rank in range(tp_size * pp_size))
+    fields = {"sms": (89,), "dtype": "float16", "tp_size": 1, "pp_size": 1, "ep_size": 1, "weights": "embedded", **gpu}
+    return GpuEngine(ranks=ranks, **fields)
 
 
 def _rank(path: Path, rank: int, weights_bytes: int, num_layers: int) -> RankRecord:
@@ -59,7 +65,10 @@ def _rank(path: Path, rank: int, weights_bytes: int, num_layers: int) -> RankRec
                 file=plan.name,
                 modes=("mixed", "decode"),
                 footprint=Footprint(weights_bytes=weights_bytes, activation_bytes=1 << 20, scratch_bytes=None),
-                profiles={"mixed": {}, "decode": {}},
+                profiles={
+                    "mixed": {"block_tables": ShapeRange(min=(1, 1), opt=(1, 8), max=(4, 4))},
+                    "decode": {"input_ids": ShapeRange(min=(1,), opt=(4,), max=(4,))},
+                },
                 layers={"ATTENTION": num_layers},
                 build_seconds=1.0,
             ),

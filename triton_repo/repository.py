@@ -70,6 +70,8 @@ def write_repository(
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise RepositoryError(f"{output}: already exists and is not an empty directory; choose another output")
     files = _engine_files(engine)
+    if options.num_threads is not None and _is_for_gpus(engine):
+        raise RepositoryError(f"num_threads is {options.num_threads}, but {engine} runs on GPUs; leave num_threads out")
     if checkpoint.is_file():
         raise RepositoryError(
             f"{checkpoint}: expected a directory with {', '.join(REQUIRED_TOKENIZER_FILES)}; quantize it"
@@ -122,6 +124,12 @@ def _engine_files(engine: Path) -> list[str]:
         raise RepositoryError(str(error)) from None
     _require(engine, tuple(manifest.files), "build the engine again")
     return [*sorted(manifest.files), MANIFEST]
+
+
+def _is_for_gpus(engine: Path) -> bool:
+    import builder
+
+    return builder.read_manifest(engine).gpu is not None
 
 
 def _fill(partial: Path, engine_files: list[Path], checkpoint: Path, config: Any, plansmith_version: str) -> None:

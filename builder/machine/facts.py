@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from importlib import metadata
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from builder.targets.facts import TARGETS, TargetName, library_version
+from builder.targets.facts import TARGETS, TargetName, installed_cuda, library_version
 
 _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 
@@ -54,7 +53,7 @@ def this_machine(target: TargetName | None = None) -> Machine:
     libraries = {facts.library: version for facts in asked if (version := library_version(facts.name))}
     if not any(facts.is_gpu for facts in asked):
         return Machine(libraries=libraries)
-    library_cuda = {name: major for name in libraries if (major := _cuda_of(name)) is not None}
+    library_cuda = {name: major for name in libraries if (major := installed_cuda(name)) is not None}
     try:
         driver = query_driver()
     except CudaUnavailableError as error:
@@ -87,14 +86,3 @@ def kernel_module_version(file: Path = _KERNEL_MODULE) -> str | None:
     except OSError:
         return None
     return found.group(1) if found else None
-
-
-def _cuda_of(library: str) -> int | None:
-    """Wheels carry CUDA's major version in their names: tensorrt-rtx-cu13, tensorrt_cu12."""
-    for major in (13, 12):
-        try:
-            metadata.version(f"{library}-cu{major}")
-        except metadata.PackageNotFoundError:
-            continue
-        return major
-    return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Literal
 
 TargetName = Literal["cpu", "tensorrt-rtx", "tensorrt"]
@@ -65,3 +66,25 @@ def library_version(target: TargetName) -> str | None:
     except ImportError:
         return None
     return re.split(r"[-+]", str(module.__version__))[0]
+
+
+def installed_cuda(library: str) -> int | None:
+    """CUDA's major version of a library's wheel, which carries it in its name: tensorrt-rtx-cu13, tensorrt_cu12."""
+    for major in (13, 12):
+        if _distribution_version(f"{library}-cu{major}") is not None:
+            return major
+    return None
+
+
+def quick_library_version(target: TargetName) -> str | None:
+    """As ``library_version``, without an import where the installation tells."""
+    library = TARGETS[target].library
+    names = (library, f"{library}-cu13", f"{library}-cu12")
+    return next((found for name in names if (found := _distribution_version(name))), None) or library_version(target)
+
+
+def _distribution_version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

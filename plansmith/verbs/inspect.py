@@ -27,13 +27,24 @@ def command(path: Path) -> None:
 
 
 def _as_text(data: dict[str, Any], path: Path) -> str:
-    hidden = _PROOF if "schemes" in data else ()
+    hidden = _PROOF if "schemes" in data else ("gpu",)
     lines = [f"{key}: {_short(value)}" for key, value in data.items() if key not in hidden]
     if data.get("schemes"):
         lines += ["", scheme_table(data["schemes"])]
+    if data["kind"] == "engine":
+        lines += _gpu_lines(path)
     if data["kind"] == "quantized checkpoint":
         lines += _choice_lines(data["quantization"], str(path))
     return "\n".join(lines)
+
+
+def _gpu_lines(path: Path) -> list[str]:
+    """Of an engine for GPUs: its plans, which nothing but a GPU can open."""
+    from builder import read_manifest
+    from plansmith.engine_text import engine_lines
+
+    manifest = read_manifest(path)
+    return [] if manifest.gpu is None else ["", *engine_lines(manifest, manifest.gpu)]
 
 
 def _choice_lines(quantization: dict[str, Any], source: str) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from builder.compatibility import check_target_runs
 from plansmith.config import load_build_file
 from plansmith.console import Console, human_bytes, table
 from plansmith.options import current_options, global_options
@@ -28,6 +29,8 @@ def command(build_yaml: Path, serve: bool) -> None:
     """
     console = Console.current()
     build_file = load_build_file(build_yaml, current_options().settings)
+    if serve:
+        check_target_runs(build_file.build.target)  # not after minutes of work
     started = time.monotonic()
     with open_store(build_file.store) as store:
         result = Pipeline(build_file, store, console).run()
@@ -51,7 +54,13 @@ def _as_data(result: PipelineResult) -> dict[str, object]:
         }
         for s in result.stages
     ]
-    return {"stages": stages, "repository": str(result.repository), "report": result.report}
+    return {
+        "stages": stages,
+        "repository": str(result.repository),
+        "report": result.report,
+        "cannot_run": result.cannot_run,
+        "verify_skipped": result.is_verify_skipped,
+    }
 
 
 def _as_text(result: PipelineResult) -> str:
@@ -60,5 +69,10 @@ def _as_text(result: PipelineResult) -> str:
     if result.report is not None:
         lines += summary_lines(result.report)
     lines.append(f"repository: {result.repository}")
-    lines.append(f"serve it with: plansmith serve {result.repository}")
+    if result.is_verify_skipped:
+        lines.append("verify: skipped, so its limits are not held to")
+    if result.cannot_run is not None:
+        lines.append(f"not for this machine to serve: it {result.cannot_run}")
+    else:
+        lines.append(f"serve it with: plansmith serve {result.repository}")
     return "\n".join(lines)
