@@ -52,3 +52,16 @@ def global_options(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     return wrapper
+
+
+executor_option = click.option(
+    "--executor",
+    type=click.Choice(["local", "ray"]),
+    help="Where the ranks of a GPU target are built: processes of this machine, or a Ray cluster (build.executor).",
+)
+
+
+def build_settings(executor: str | None) -> tuple[str, ...]:
+    """The settings that were given, and those that the options of a verb that builds stand for."""
+    given = current_options().settings
+    return given if executor is None else (f"build.executor={executor}", *given)

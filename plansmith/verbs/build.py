@@ -9,7 +9,7 @@ import click
 import builder
 from plansmith.console import Console, human_bytes
 from plansmith.directories import directory_size, output_directory
-from plansmith.options import current_options, global_options
+from plansmith.options import build_settings, executor_option, global_options
 from plansmith.standalone import section_settings
 from plansmith.version import __version__
 
@@ -17,11 +17,12 @@ from plansmith.version import __version__
 @click.command()
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.option("-o", "--output-dir", required=True, type=click.Path(path_type=Path), help="New directory to write.")
+@executor_option
 @global_options
-def command(checkpoint: Path, output_dir: Path) -> None:
+def command(checkpoint: Path, output_dir: Path, executor: str | None) -> None:
     """Compile CHECKPOINT (quantized or not) to an engine; options with --set build.KEY=VALUE."""
     console = Console.current()
-    options = section_settings(current_options().settings, "build").build
+    options = section_settings(build_settings(executor), "build").build
     with output_directory(output_dir) as partial, console.progress("build") as progress:
         builder.build_engine(checkpoint, partial, options, plansmith_version=__version__, progress=progress)
     size = directory_size(output_dir)

@@ -10,7 +10,7 @@ import click
 from builder.compatibility import check_target_runs
 from plansmith.config import load_build_file
 from plansmith.console import Console, human_bytes, table
-from plansmith.options import current_options, global_options
+from plansmith.options import build_settings, executor_option, global_options
 from plansmith.pipeline import Pipeline, PipelineResult
 from plansmith.serving import serve_in_foreground
 from plansmith.store import open_store
@@ -21,14 +21,15 @@ from plansmith.verify.text import summary_lines
 @click.command()
 @click.argument("build_yaml", type=click.Path(path_type=Path))
 @click.option("--serve", is_flag=True, help="Serve the repository afterwards, until Ctrl-C.")
+@executor_option
 @global_options
-def command(build_yaml: Path, serve: bool) -> None:
+def command(build_yaml: Path, serve: bool, executor: str | None) -> None:
     """Bring every stage of BUILD_YAML up to date and print where the model repository is.
 
     A second run with nothing changed does no work. A run that was killed goes on where it stopped.
     """
     console = Console.current()
-    build_file = load_build_file(build_yaml, current_options().settings)
+    build_file = load_build_file(build_yaml, build_settings(executor))
     if serve:
         check_target_runs(build_file.build.target)  # not after minutes of work
     started = time.monotonic()
