@@ -7,6 +7,7 @@ were compiled for (docs.nvidia.com/deeplearning/tensorrt-rtx: Engine Compatibili
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from builder.gpu_manifest import GpuEngine
@@ -15,9 +16,6 @@ from builder.manifest import EngineManifest, check_files, read_manifest
 from builder.targets.facts import TARGETS, TargetFacts, TargetName
 from plansmith_errors import EngineError
 
-NO_GPU_RUN_TIME = (
-    "plans are built, checked and packaged by this version, and not run yet; build for target cpu to serve"
-)
 _OLDEST_DRIVER = {12: 535, 13: 580}  # of each CUDA release; docs.nvidia.com/deeplearning/tensorrt: Prerequisites
 
 
@@ -68,7 +66,7 @@ def incompatibilities(manifest: EngineManifest, machine: Machine | None = None) 
 
 def why_not_run(manifest: EngineManifest, machine: Machine | None = None) -> str | None:
     """What keeps ``machine`` (this one) from running the engine, on one line; None where nothing does."""
-    return next(incompatibilities(manifest, machine), NO_GPU_RUN_TIME if manifest.gpu else None)
+    return next(incompatibilities(manifest, machine), None)
 
 
 def check_target_runs(target: TargetName, machine: Machine | None = None) -> None:
@@ -81,8 +79,8 @@ def check_target_runs(target: TargetName, machine: Machine | None = None) -> Non
         )
     if facts.is_gpu and not machine.gpus:
         raise EngineError(f"engines of target {target} run on a GPU; this machine has {machine.describe_gpus()}")
-    if facts.is_gpu:
-        raise EngineError(f"engines of target {target} cannot run: {NO_GPU_RUN_TIME}")
+    for problem in _run_time_libraries(1) if facts.is_gpu else ():
+        raise EngineError(f"target {target} {problem}")
 
 
 def suitable_gpus(gpu: GpuEngine, machine: Machine) -> list[Gpu]:
@@ -117,6 +115,7 @@ def _gpus(gpu: GpuEngine, facts: TargetFacts, machine: Machine) -> Iterator[str]
             "serve it where there is one, or build for this machine with --set build.target=cpu"
         )
         return
+    yield from _run_time_libraries(world)
     yield from _driver(facts, machine)
     suitable = suitable_gpus(gpu, machine)
     if not suitable:
@@ -128,6 +127,21 @@ def _gpus(gpu: GpuEngine, facts: TargetFacts, machine: Machine) -> Iterator[str]
         )
     else:
         yield from _memory(gpu, suitable)
+
+
+def _run_time_libraries(world_size: int) -> Iterator[str]:
+    """What runs plans, beside the library that made them."""
+    needed = ["cuda.bindings"] if world_size == 1 else ["cuda.bindings", "nccl"]
+    missing = [name for name in needed if not _is_installed(name)]
+    if missing:
+        yield f"needs the Python module {missing[0]} to run plans; run: pip install 'plansmith[gpu]'"
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it is in
+        return False
 
 
 def _driver(facts: TargetFacts, machine: Machine) -> Iterator[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder.build_check import require_library
-from builder.compatibility import NO_GPU_RUN_TIME, check_gpu_files, check_machine
+from builder.compatibility import check_gpu_files, check_machine
 from builder.manifest import (
     EngineManifest,
     Limits,
@@ -95,7 +95,7 @@ def load_engine(path: Path, *, num_blocks: int | None = None, num_threads: int |
             raise EngineError(f"{name} is {value}; expected 1 or more")
     manifest = read_manifest(path)
     if manifest.gpu is not None or TARGETS.get(manifest.target, TARGETS["cpu"]).is_gpu:
-        return _load_gpu(path, manifest)
+        return _load_gpu(path, manifest, num_blocks)
     check_machine(path, manifest)
     return _load_cpu(path, manifest, num_blocks, num_threads)
 
@@ -110,10 +110,13 @@ def _load_cpu(path: Path, manifest: EngineManifest, num_blocks: int | None, num_
     return engine
 
 
-def _load_gpu(path: Path, manifest: EngineManifest) -> StepEngine:
+def _load_gpu(path: Path, manifest: EngineManifest, num_blocks: int | None) -> StepEngine:
+    from builder.targets.tensorrt.runtime.engine import TensorRtEngine
+    from builder.targets.tensorrt.runtime.from_manifest import engine_layout
+
     check_gpu_files(path, manifest)
     check_machine(path, manifest)
-    raise EngineError(f"{path}: {NO_GPU_RUN_TIME}")
+    return TensorRtEngine(engine_layout(path, manifest), num_blocks=num_blocks)
 
 
 def load_reference(

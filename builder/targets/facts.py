@@ -65,7 +65,8 @@ def library_version(target: TargetName) -> str | None:
         module = importlib.import_module(TARGETS[target].module)
     except ImportError:
         return None
-    return re.split(r"[-+]", str(module.__version__))[0]
+    version = getattr(module, "__version__", None)  # a folder named "tensorrt" can be imported, too
+    return None if version is None else re.split(r"[-+]", str(version))[0]
 
 
 def installed_cuda(library: str) -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from builder.compatibility import NO_GPU_RUN_TIME
 from builder.machine import Machine
 from builder.targets.facts import SM_NAMES, TARGETS, TargetFacts, TargetName
 
@@ -63,7 +62,7 @@ def _load(facts: TargetFacts, machine: Machine) -> Ability:
         return library
     if not set(machine.sms) & set(facts.sms):
         return Ability(False, machine.describe_gpus())
-    return Ability(False, NO_GPU_RUN_TIME)
+    return library
 
 
 def _has_library(facts: TargetFacts, machine: Machine) -> Ability:

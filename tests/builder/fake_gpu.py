@@ -21,7 +21,7 @@ from builder.parallel import Parallelism, Rank
 from builder.sharding.weights import ShardedWeights, spec_of_rank
 from builder.targets.tensorrt.network import build_network
 from builder.targets.tensorrt.options import NetworkOptions
-from builder.targets.tensorrt.runtime.layout import EngineLayout
+from builder.targets.tensorrt.runtime.layout import EngineLayout, PlanFile
 from plansmith_errors import EngineError
 from quantize import open_checkpoint
 
@@ -284,17 +284,18 @@ def fake_engine(directory: Path, checkpoint: Path, parallelism: Parallelism, opt
         for mode, name in names.items():
             settings = {"checkpoint": str(checkpoint), "rank": rank.rank, "parallelism": vars(parallelism)}
             (directory / name).write_text(json.dumps(settings | {"options": vars(options), "mode": mode}))
-        plans.append(names)
-        weights.append(None)
+        plans.append(tuple(PlanFile(name, (mode,)) for mode, name in names.items()))
+        weights.append(())
         if options.weights == "external":
-            weights[-1] = f"rank{rank.rank}.safetensors"
+            weights[-1] = (f"rank{rank.rank}.safetensors",)
             external = FakeEngine(directory / names["mixed"], FakeDevice()).built.external
-            save_file({name: payload.array for name, payload in external.items()}, directory / weights[-1])
+            save_file({name: payload.array for name, payload in external.items()}, directory / weights[-1][0])
     return EngineLayout(
         target="tensorrt-rtx",
         directory=str(directory),
         plans=tuple(plans),
         weights=tuple(weights),
+        devices=tuple(range(parallelism.world_size)),
         parallelism=parallelism,
         max_batch_size=options.max_batch_size,
         max_num_tokens=options.max_num_tokens,

@@ -10,6 +10,9 @@ import pytest
 from builder.machine import cuda_driver, facts, host_memory, this_machine
 from builder.machine.cuda_driver import CudaUnavailableError, query_driver
 from builder.machine.nvml import query_nvml
+from builder.targets.facts import library_version
+from builder.targets.tensorrt.module import load_module
+from plansmith_errors import BuildError
 
 GIB = 1 << 30
 
@@ -140,3 +143,12 @@ def test_old_containers_have_another_place(tmp_path):
     (group / "memory.usage_in_bytes").write_text(f"{3 * GIB}\n")
     memory = host_memory(meminfo, tmp_path)
     assert (memory.total_bytes, memory.available_bytes) == (2 * GIB, 0)
+
+
+def test_a_folder_that_is_named_as_a_library_is_none(tmp_path, monkeypatch):
+    (tmp_path / "tensorrt").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert library_version("tensorrt") is None
+    with pytest.raises(BuildError, match=r"target tensorrt needs tensorrt 11.0 or newer, found 0.0"):
+        load_module("tensorrt")
+    sys.modules.pop("tensorrt", None)

@@ -179,7 +179,7 @@ def test_one_plan_serves_every_fine_tune_whose_weights_lie_beside_it(tmp_path, c
     other.mkdir()
     fake_engine(other, fine_tune, Parallelism(tp_size=2), external)
     assert run_engine(layout, ids, logits) < 2e-4
-    for name in layout.weights:
+    for (name,) in layout.weights:
         (other / name).rename(first / name)
     assert run_engine(layout, ids, expected_logits(tuned, ids)) < 2e-4
 

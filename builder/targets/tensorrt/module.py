@@ -24,10 +24,9 @@ def load_module(target: TensorRtTarget) -> Any:
         raise BuildError(
             f"target {target} needs the Python module {name}, which cannot be imported{reason}; run: {_INSTALL[target]}"
         ) from None
-    found = tuple(int(part) for part in module.__version__.split(".")[:2])
+    version = getattr(module, "__version__", "0.0")  # a folder of this name can be imported, too
+    found = tuple(int(part) for part in version.split(".")[:2])
     if found < _OLDEST[target]:
         wanted = ".".join(map(str, _OLDEST[target]))
-        raise BuildError(
-            f"target {target} needs {name} {wanted} or newer, found {module.__version__}; run: {_INSTALL[target]}"
-        )
+        raise BuildError(f"target {target} needs {name} {wanted} or newer, found {version}; run: {_INSTALL[target]}")
     return module

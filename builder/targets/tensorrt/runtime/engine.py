@@ -87,7 +87,7 @@ class TensorRtEngine:
     def _load(self, layout: EngineLayout, gpu: str, num_blocks: int | None) -> None:
         unique_id = _unique_id(gpu) if layout.parallelism.world_size > 1 else b""
         self._group.ask(Join(unique_id))
-        own = load_open_gpu(gpu)(layout.target, layout.leader.rank)
+        own = load_open_gpu(gpu)(layout.target, layout.devices[layout.leader.rank])
         communicator = None
         if unique_id:
             parallelism = layout.parallelism

@@ -8,13 +8,21 @@ from builder.parallel import Parallelism, Rank
 from builder.targets.tensorrt.runtime.gpu import Mode
 
 
+class PlanFile(msgspec.Struct, frozen=True):
+    """A plan, with one optimization profile for each of ``modes``, in their order."""
+
+    name: str
+    modes: tuple[Mode, ...]
+
+
 class EngineLayout(msgspec.Struct, frozen=True):
     """One engine: plans for each rank. It goes to the ranks' processes as JSON."""
 
     target: str  # "tensorrt" or "tensorrt-rtx"
     directory: str
-    plans: tuple[dict[Mode, str], ...]  # file names, by rank
-    weights: tuple[str | None, ...]  # safetensors file of a rank's external weights, by rank
+    plans: tuple[tuple[PlanFile, ...], ...]  # by rank
+    weights: tuple[tuple[str, ...], ...]  # safetensors files of a rank's external weights, by rank
+    devices: tuple[int, ...]  # the number of each rank's GPU in this machine
     parallelism: Parallelism
     max_batch_size: int
     max_num_tokens: int

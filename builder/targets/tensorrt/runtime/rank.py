@@ -29,9 +29,8 @@ class RankRuntime:
 
     def __init__(self, layout: EngineLayout, rank: Rank, gpu: Gpu, communicator: Communicator | None) -> None:
         self._layout, self._rank, self._gpu, self._communicator = layout, rank, gpu, communicator
-        plans = layout.plans[rank.rank]
-        self._engines = {mode: gpu.deserialize(Path(layout.directory, name)) for mode, name in plans.items()}
-        self._tensors = {mode: read_tensors(engine) for mode, engine in self._engines.items()}
+        self._profiles = _load_profiles(layout, rank, gpu)
+        self._tensors = {mode: read_tensors(engine, profile) for mode, (engine, profile) in self._profiles.items()}
         self._pools = {info.name: info for info in self._all_tensors() if info.is_input and info.is_pool}
         self._buffers = Buffers(gpu.device)
         self._buffers.reserve(
@@ -68,7 +67,7 @@ class RankRuntime:
         for info in self._all_tensors():
             if _is_pool_output(info):
                 self._buffers.alias(info.name, info.name.replace("_out.", "."))
-        for mode in self._engines:
+        for mode in self._profiles:
             kind = GraphLauncher if mode == "decode" and not self._gpu.captures_graphs else DirectLauncher
             self._launchers[mode] = kind(self._gpu.device, partial(self._make_context, mode))
 
@@ -100,7 +99,7 @@ class RankRuntime:
 
     def close(self) -> None:
         self._launchers.clear()
-        self._engines.clear()
+        self._profiles.clear()
         if self._communicator is not None:
             self._communicator.close()
         self._gpu.device.close()
@@ -122,8 +121,10 @@ class RankRuntime:
         move(self._buffers.address(hidden.name), num_bytes, peer, self._gpu.device.stream)
 
     def _make_context(self, mode: Mode) -> ExecutionContext:
-        engine: PlanEngine = self._engines[mode]
+        engine, profile = self._profiles[mode]
         context = self._gpu.create_context(engine, mode)
+        if profile and not context.set_optimization_profile_async(profile, self._gpu.device.stream):
+            raise EngineError(f"TensorRT refuses the plan's profile for {mode} steps; build the engine again")
         for name in self._tensors[mode]:
             if not context.set_tensor_address(name, self._buffers.address(name)):
                 raise EngineError(f"TensorRT takes no address for the tensor {name}; build the engine again")
@@ -134,15 +135,13 @@ class RankRuntime:
 
     def _upload_weights(self) -> None:
         """External weights; each is an input that no step feeds."""
-        file = self._layout.weights[self._rank.rank]
-        if file is None:
-            return
         from builder.targets.tensorrt.runtime.external_weights import read_weights
 
-        for name, values in read_weights(Path(self._layout.directory, file)):
-            if name not in self._buffers:
-                raise EngineError(f"{file}: {name} is no input of the plan; build the engine again")
-            self._buffers.upload(name, values)
+        for file in self._layout.weights[self._rank.rank]:
+            for name, values in read_weights(Path(self._layout.directory, file)):
+                if name not in self._buffers:
+                    raise EngineError(f"{file}: {name} is no input of the plan; build the engine again")
+                self._buffers.upload(name, values)
 
     def _all_tensors(self) -> list[TensorInfo]:
         return [info for tensors in self._tensors.values() for info in tensors.values()]
@@ -150,3 +149,12 @@ class RankRuntime:
 
 def _is_pool_output(info: TensorInfo) -> bool:
     return not info.is_input and "_pool_out." in info.name
+
+
+def _load_profiles(layout: EngineLayout, rank: Rank, gpu: Gpu) -> dict[Mode, tuple[PlanEngine, int]]:
+    """For each mode the plan and which of its optimization profiles."""
+    profiles: dict[Mode, tuple[PlanEngine, int]] = {}
+    for plan in layout.plans[rank.rank]:
+        engine = gpu.deserialize(Path(layout.directory, plan.name))
+        profiles |= {mode: (engine, profile) for profile, mode in enumerate(plan.modes)}
+    return profiles

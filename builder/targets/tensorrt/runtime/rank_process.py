@@ -58,7 +58,7 @@ class RankProcess:
         return Done()
 
     def _join(self, command: Join) -> Loaded:
-        gpu = self._open_gpu(self._layout.target, self._rank.rank)
+        gpu = self._open_gpu(self._layout.target, self._layout.devices[self._rank.rank])
         parallelism = self._layout.parallelism
         communicator: Communicator = gpu.join(
             command.unique_id, self._rank.rank, parallelism.tp_size, parallelism.world_size

@@ -42,17 +42,17 @@ class TensorInfo:
         return -(-prod(shape) * self.bits // 8)
 
 
-def read_tensors(engine: PlanEngine) -> dict[str, TensorInfo]:
-    """By name. Raises EngineError for a type that we cannot hold."""
+def read_tensors(engine: PlanEngine, profile: int) -> dict[str, TensorInfo]:
+    """By name, for one of the plan's optimization profiles. Raises EngineError for a type that we cannot hold."""
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-    return {name: _describe(engine, name) for name in names}
+    return {name: _describe(engine, name, profile) for name in names}
 
 
-def _describe(engine: PlanEngine, name: str) -> TensorInfo:
+def _describe(engine: PlanEngine, name: str, profile: int) -> TensorInfo:
     is_input = str(engine.get_tensor_mode(name)).endswith("INPUT")
     dtype = str(engine.get_tensor_dtype(name)).rsplit(".", 1)[-1]
     if dtype not in _BITS:
         raise EngineError(f"the plan's tensor {name} has the type {dtype}, which is unknown; build the engine again")
     shape = tuple(engine.get_tensor_shape(name))
-    largest = tuple(engine.get_tensor_profile_shape(name, 0)[2]) if is_input and -1 in shape else shape
+    largest = tuple(engine.get_tensor_profile_shape(name, profile)[2]) if is_input and -1 in shape else shape
     return TensorInfo(name, is_input, _BITS[dtype], shape, largest)
