@@ -26,6 +26,7 @@ _LINEARS = (
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 _GEMMA_NORMS = ("pre_feedforward_layernorm", "post_feedforward_layernorm")  # after and before those of others
 _QK_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+_FUSED_LINEARS = ("self_attn.qkv_proj", "mlp.gate_up_proj")  # of Phi-3's own layout
 # Linears of one input, which run-times compute as one product.
 _FUSED = (
     ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -51,7 +52,7 @@ def role_of(name: str) -> Role | None:
     if match is None:
         return None
     module, kind = match.groups()
-    if module in _LINEARS:
+    if module in (*_LINEARS, *_FUSED_LINEARS):
         return "linear" if kind == "weight" else "vector"
     if kind == "weight" and (module in _ROUTERS or _EXPERT_LINEAR.fullmatch(module)):
         return "router" if module in _ROUTERS else "linear"
@@ -110,8 +111,9 @@ def check_complete(checkpoint: Checkpoint) -> None:
 
 
 def _is_stray(name: str, required: dict[str, None]) -> bool:
-    """A router or an expert where the config has none."""
-    return (".experts." in name or role_of(name) == "router") and name not in required
+    """A router, an expert or a fused projection where the config has none."""
+    is_fused = any(f".{module}." in name for module in _FUSED_LINEARS)
+    return (is_fused or ".experts." in name or role_of(name) == "router") and name not in required
 
 
 def _required(checkpoint: Checkpoint, model_type: str) -> dict[str, None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ LM_HEAD = "lm_head.weight"
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 FUSED_SETS = (QKV, GATE_UP)
+FUSED_PROJECTIONS = {"self_attn.qkv_proj": QKV, "mlp.gate_up_proj": GATE_UP}  # how Phi-3's own layout has them
 LARGEST = 2**31 - 1  # of a size; run-times keep them in 32 bits
 _HEAD_DIMS = {"qwen3": 128} | dict.fromkeys(GEMMA_TYPES, 256)  # of transformers, where the key is absent
 _MAY_HAVE_ATTENTION_BIAS = ("llama", "qwen3", "qwen3_moe", "granite", *GEMMA_TYPES)
@@ -51,6 +52,7 @@ class ModelShape:
     qk_norm: bool
     is_tied: bool
     mixture: Mixture | None = None  # of models with experts
+    is_fused: bool = False  # the linears are those of FUSED_PROJECTIONS, not their parts
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], source: str) -> ModelShape:
@@ -88,7 +90,7 @@ class ModelShape:
     def linears(self) -> tuple[Linear, ...]:
         """The linear layers of every dense decoder layer, in the order of use."""
         hidden, q_size, kv_size = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        return (
+        linears = (
             Linear("self_attn.q_proj", q_size, hidden, self.qkv_bias),
             Linear("self_attn.k_proj", kv_size, hidden, self.qkv_bias),
             Linear("self_attn.v_proj", kv_size, hidden, self.qkv_bias),
@@ -97,6 +99,7 @@ class ModelShape:
             Linear("mlp.up_proj", self.intermediate_size, hidden, self.mlp_bias),
             Linear("mlp.down_proj", hidden, self.intermediate_size, self.mlp_bias),
         )
+        return _fused(linears) if self.is_fused else linears
 
     @property
     def norms(self) -> dict[str, int]:
@@ -147,6 +150,15 @@ class ModelShape:
         yield FINAL_NORM, (self.hidden_size,)
         if not self.is_tied:
             yield LM_HEAD, (self.vocab_size, self.hidden_size)
+
+
+def _fused(linears: tuple[Linear, ...]) -> tuple[Linear, ...]:
+    found: dict[str, Linear] = {}
+    for linear in linears:
+        module = next((name for name, parts in FUSED_PROJECTIONS.items() if linear.module in parts), linear.module)
+        rows = linear.out_features + (found[module].out_features if module in found else 0)
+        found[module] = replace(linear, module=module, out_features=rows)
+    return tuple(found.values())
 
 
 def _size(

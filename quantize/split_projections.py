@@ -15,10 +15,9 @@ import numpy.typing as npt
 from plansmith_errors import CheckpointError
 from quantize.checkpoint import Checkpoint, TensorInfo
 from quantize.checkpoint_view import CheckpointView
-from quantize.model_shape import GATE_UP, QKV, ModelShape
+from quantize.model_shape import FUSED_PROJECTIONS, ModelShape
 
 FUSED_TYPES = ("phi3",)
-_PARTS = {"self_attn.qkv_proj": QKV, "mlp.gate_up_proj": GATE_UP}
 
 
 def has_fused_projections(config: Mapping[str, Any]) -> bool:
@@ -89,7 +88,7 @@ class SplitCheckpoint(CheckpointView):
 
 def _parts_of(name: str) -> dict[str, str]:
     """The parts of a fused matrix, and their modules in a layer; empty for any other tensor."""
-    for fused, modules in _PARTS.items():
+    for fused, modules in FUSED_PROJECTIONS.items():
         if name.startswith("model.layers.") and name.endswith(f".{fused}.weight"):
             prefix = name.removesuffix(f"{fused}.weight")
             return {f"{prefix}{module}.weight": module for module in modules}

@@ -16,6 +16,7 @@ from quantize.export.casting import float_dtype
 from quantize.export.consumers import check_consumer
 from quantize.export.experts import check_experts
 from quantize.export.families import check_family
+from quantize.export.fused import fused
 from quantize.export.model_card import model_card
 from quantize.export.options import Consumer, ExportOptions
 from quantize.export.source import ExportSource, describe_source, open_source
@@ -121,6 +122,7 @@ def _unified(source: ExportSource, mapping: Mapping) -> tuple[Files, Config]:
 
 def _hugging_face(source: ExportSource, options: ExportOptions) -> tuple[Files, Config]:
     layout = compressed_tensors if options.format == "compressed-tensors" else modelopt
+    source = fused(source)
     planned = layout.plan(source)
     config = {key: value for key, value in source.checkpoint.config.items() if key != "quantization_config"}
     for key in ("dtype", "torch_dtype"):

@@ -15,6 +15,7 @@ from quantize.lint.finding import Expected, Finding, compare
 from quantize.lint.hf_scheme import HfScheme, read_scheme
 from quantize.lint.parts import GROUPED, neutral_parts, plain
 from quantize.model_shape import LM_HEAD, ModelShape
+from quantize.split_projections import has_fused_projections
 
 
 def lint_hf(checkpoint: Checkpoint) -> list[Finding]:
@@ -42,7 +43,9 @@ def lint_hf(checkpoint: Checkpoint) -> list[Finding]:
 def shape_of(checkpoint: Checkpoint) -> ModelShape:
     """The model that config.json describes, with ``tie_word_embeddings`` made explicit."""
     config: dict[str, Any] = {**checkpoint.config, "tie_word_embeddings": checkpoint.is_tied}
-    return ModelShape.from_config(config, f"{checkpoint.path}: config.json")
+    shape = ModelShape.from_config(config, f"{checkpoint.path}: config.json")
+    is_fused = has_fused_projections(config) and any(".qkv_proj." in name for name in checkpoint.names())
+    return replace(shape, is_fused=is_fused)
 
 
 def expected_tensors(shape: ModelShape, scheme: HfScheme) -> dict[str, Expected]:
