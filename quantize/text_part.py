@@ -38,7 +38,15 @@ _DEFAULTS = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": True,
 }
-_OUTER = ("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype", "quantization_config")
+_OF_THE_WHOLE = (  # said in the outer config, which counts where both say it
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "tie_word_embeddings",
+    "dtype",
+    "torch_dtype",
+    "quantization_config",
+)
 
 
 def text_config(config: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -46,12 +54,13 @@ def text_config(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     if config.get("model_type") != _WHOLE:
         return dict(config)
     text = config.get("text_config")
-    if not isinstance(text, dict) or text.get("model_type") != _TEXT:
+    if not isinstance(text, dict) or text.get("model_type", _TEXT) != _TEXT:
         raise CheckpointError(f"{source}: expected a text_config whose model_type is {_TEXT!r}")
-    outer = {key: config[key] for key in _OUTER if key in config}
-    found = {key: value for key, value in text.items() if value is not None}
-    missing = {key: value for key, value in _DEFAULTS.items() if key not in found}
-    return {**outer, **text, **missing, "architectures": ["Gemma3ForCausalLM"]}
+    if text.get("final_logit_softcapping") is not None:  # the language model by itself would cap, the whole does not
+        raise CheckpointError(f"{source}: text_config has final_logit_softcapping, which {_WHOLE} models do not apply")
+    outer = {key: config[key] for key in _OF_THE_WHOLE if config.get(key) is not None}
+    found = {key: value for key, value in {**text, **outer}.items() if value is not None}
+    return {**text, **_DEFAULTS, **found, "model_type": _TEXT, "architectures": ["Gemma3ForCausalLM"]}
 
 
 def text_part(source: Checkpoint) -> Checkpoint:

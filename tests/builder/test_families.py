@@ -12,11 +12,14 @@ import torch
 import transformers
 from calibrated_llama import TOOLS, calibrated, save_with_tokenizer, write_text
 from safetensors.numpy import load_file
-from tiny_models import FAMILIES_WITH_TRAITS, PHI3, expected_logits, random_ids, run_mixed
+from tiny_models import FAMILIES_WITH_TRAITS, PHI3, VOCAB_SIZE, expected_logits, random_ids, run_mixed, save_model
 
 import builder
 import quantize
+from builder.parallel import Parallelism
+from builder.targets.reference.ranks import RankedReference
 from plansmith_errors import CheckpointError, ExportError
+from plugins.inflight_batching.step import EngineLimits
 from quantize.export import ExportOptions, export_checkpoint
 from quantize.lint import lint_checkpoint
 from quantize.recipe import Recipe
@@ -99,6 +102,18 @@ def test_transformers_loads_the_export_by_its_own_names(tmp_path: Path, family: 
     # And what was exported comes back with the same values.
     quantize.quantize_checkpoint(tmp_path / "exported", tmp_path / "back", recipe({"scheme": "none"}))
     np.testing.assert_allclose(logits(tmp_path / "back", ids), ours, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES_WITH_TRAITS)
+@pytest.mark.parametrize("parallelism", [Parallelism(2, 2), Parallelism(4)], ids=str)
+def test_ranks_compute_what_one_does(tmp_path: Path, family: str, parallelism: Parallelism) -> None:
+    save_model(tmp_path, FAMILIES_WITH_TRAITS[family][0], **FAMILIES_WITH_TRAITS[family][1])
+    ids = random_ids()
+    expected = logits(tmp_path, ids)
+    limits = EngineLimits(
+        max_batch_size=4, max_num_tokens=512, max_seq_len=256, tokens_per_block=32, num_blocks=12, vocab_size=VOCAB_SIZE
+    )
+    np.testing.assert_allclose(run_mixed(RankedReference(tmp_path, parallelism, limits), ids), expected, atol=1e-4)
 
 
 @pytest.fixture(scope="module")

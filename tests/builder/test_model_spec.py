@@ -156,11 +156,17 @@ def test_gemma3_has_one_rotation_for_layers_that_slide_and_one_for_the_others():
 
 def test_the_text_part_of_gemma3_is_read_with_the_defaults_that_published_configs_leave_out():
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "sliding_window": 1024}
-    spec = ModelSpec.from_hf_config({"model_type": "gemma3", "text_config": text, "eos_token_id": [1, 106]})
+    whole = {"model_type": "gemma3", "text_config": text | {"eos_token_id": 1}, "eos_token_id": [1, 106]}
+    spec = ModelSpec.from_hf_config(whole)
     assert (spec.model_type, spec.num_heads, spec.head_dim, spec.vocab_size) == ("gemma3_text", 8, 256, 262208)
     assert spec.eos_token_ids == (1, 106) and spec.tie_word_embeddings and spec.max_position_embeddings == 131072
-    with pytest.raises(BuildError, match="expected a text_config whose model_type is 'gemma3_text'"):
-        ModelSpec.from_hf_config({"model_type": "gemma3"})
+    for wrong, message in (
+        ({}, "expected a text_config whose model_type is 'gemma3_text'"),
+        ({"text_config": {"model_type": "llama"}}, "expected a text_config whose model_type"),
+        ({"text_config": text | {"final_logit_softcapping": 30.0}}, "which gemma3 models do not apply"),
+    ):
+        with pytest.raises(BuildError, match=message):
+            ModelSpec.from_hf_config({"model_type": "gemma3", **wrong})
 
 
 def test_granite_multiplies_and_phi3_turns_a_part_of_each_head():

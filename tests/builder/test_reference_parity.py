@@ -58,3 +58,21 @@ def test_dynamic_rope_beyond_the_trained_length_is_ntk_at_max_seq_len(tmp_path):
     options = builder.BuildOptions(max_seq_len=100)
     engine = builder.load_reference(tmp_path, options, num_blocks=12)
     assert np.abs(run_mixed(engine, ids) - expected_logits(model, ids)).max() < 1e-4
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + 0.1 * i for i in range(8)],
+    "long_factor": [1.0 + 0.9 * i for i in range(8)],
+}
+
+
+@pytest.mark.parametrize(("original", "warns"), [(128, False), (64, True)])
+def test_longrope_has_the_factors_of_the_length_that_the_engine_is_made_for(tmp_path, caplog, original, warns):
+    settings = {"pad_token_id": 0, "rope_parameters": LONGROPE, "original_max_position_embeddings": original}
+    model = save_model(tmp_path, "phi3", **settings)
+    ids = random_ids()  # 100 tokens: transformers takes the factors for this length, not for the model's 256
+    engine = builder.load_reference(tmp_path, builder.BuildOptions(max_seq_len=100), num_blocks=12)
+    assert np.abs(run_mixed(engine, ids) - expected_logits(model, ids)).max() < 1e-4
+    assert ("longrope's long factors are compiled in for max_seq_len 100" in caplog.text) == warns
