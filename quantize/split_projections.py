@@ -64,7 +64,6 @@ class SplitCheckpoint(CheckpointView):
         info = self._source.info(stored)
         if not _parts_of(stored):
             return info
-        # Packed values are seen as the floats that they stand for: a part of a packed matrix is no packed matrix.
         dtype, shape = self._source.load_dtype(stored), (rows, *info.shape[1:])
         return TensorInfo(name, dtype.name, shape, prod(shape) * dtype.itemsize)
 

@@ -9,8 +9,8 @@ from concurrent.futures import Executor
 from dataclasses import replace
 
 from quantize.checkpoint import Checkpoint
-from quantize.foreign.checkpoint import ForeignCheckpoint
 from quantize.foreign.packed_weight import Form, PackedWeight
+from quantize.foreign.split import PackedCheckpoint
 from quantize.magnitudes import measure, rows_per_chunk
 from quantize.plan import PlannedTensor
 from quantize.recipe import BLOCK_SIZES
@@ -25,7 +25,7 @@ def keep_stored(checkpoint: Checkpoint, planned: Sequence[PlannedTensor]) -> lis
 
     What has the scheme but cannot be kept is rounded again, and a warning says why.
     """
-    if not isinstance(checkpoint, ForeignCheckpoint):
+    if not isinstance(checkpoint, PackedCheckpoint):
         return list(planned)
     candidates = {tensor.info.name: weight for tensor in planned if (weight := _candidate(checkpoint, tensor))}
     obstacles = {name: reason for name, weight in candidates.items() if (reason := weight.obstacle())}
@@ -71,7 +71,7 @@ def write_kept(planned: PlannedTensor, weight: PackedWeight, writer: Safetensors
     )
 
 
-def _candidate(checkpoint: ForeignCheckpoint, tensor: PlannedTensor) -> PackedWeight | None:
+def _candidate(checkpoint: PackedCheckpoint, tensor: PlannedTensor) -> PackedWeight | None:
     weight = checkpoint.packed(tensor.info.name)
     if weight is None or tensor.scheme == "none" or tensor.is_smoothed:  # smoothing makes other weights
         return None

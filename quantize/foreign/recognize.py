@@ -13,9 +13,9 @@ from quantize.foreign.fp8 import Fp8Layout
 from quantize.foreign.gptq import GptqLayout
 from quantize.foreign.layout import Layout, shorten
 from quantize.foreign.modelopt import ModelOptLayout
+from quantize.foreign.split import split_packed
 from quantize.quantized_tensor import QUANT_METHOD
 from quantize.safetensors_checkpoint import read_json
-from quantize.split_projections import split_projections
 
 MODELOPT_CONFIG = "hf_quant_config.json"
 GPTQ_CONFIG = "quantize_config.json"
@@ -33,7 +33,7 @@ _LAYOUTS: dict[str, type[Layout]] = {
 def dequantized(source: Checkpoint) -> Checkpoint:
     """``source`` seen as a plain model; itself when no other tool quantized it. Raises CheckpointError."""
     layout = _layout_of(source)
-    return source if layout is None else split_projections(ForeignCheckpoint(source, layout))
+    return source if layout is None else split_packed(ForeignCheckpoint(source, layout))
 
 
 def is_foreign(source: Checkpoint) -> bool:

@@ -10,7 +10,7 @@ from quantize.architectures import role_of
 from quantize.checkpoint import Checkpoint
 from quantize.dtypes import SOURCE_FLOATS
 from quantize.export.scheme import LinearScheme
-from quantize.foreign.checkpoint import ForeignCheckpoint
+from quantize.foreign.split import PackedCheckpoint
 from quantize.lint.finding import Expected, Finding, compare
 from quantize.lint.hf_scheme import HfScheme, read_scheme
 from quantize.lint.parts import GROUPED, neutral_parts, plain
@@ -31,7 +31,7 @@ def lint_hf(checkpoint: Checkpoint) -> list[Finding]:
         expected = {
             name: Expected(stored_dtypes, wanted.shape, wanted.is_required) for name, wanted in expected.items()
         }
-    if isinstance(checkpoint, ForeignCheckpoint):  # it has read the parts of each packed weight by their rules
+    if isinstance(checkpoint, PackedCheckpoint):  # it has read the parts of each packed weight by their rules
         packed = {name: checkpoint.packed(name) for name in expected}
         expected = {
             name: wanted if (weight := packed[name]) is None else replace(wanted, dtypes=(weight.kind,))

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from quantize.checkpoint import Checkpoint, open_checkpoint, parse_json_object
-from quantize.foreign.checkpoint import ForeignCheckpoint
 from quantize.foreign.recognize import dequantized
+from quantize.foreign.split import PackedCheckpoint
 from quantize.lint.finding import Finding
 from quantize.lint.hf import expected_tensors, lint_hf, shape_of
 from quantize.lint.hf_scheme import is_known, read_scheme
@@ -72,7 +72,7 @@ def _shard_findings(checkpoint: Checkpoint, tp_size: int | None, pp_size: int | 
     # The coarsest decides; only INT4 has kernels that are particular about it.
     groups = [found.group_size for found in own if found.name == "int4"]
     group = max((size for size in groups if type(size) is int), default=0) or None  # junk is a finding of its own
-    if isinstance(checkpoint, ForeignCheckpoint):
+    if isinstance(checkpoint, PackedCheckpoint):
         group = checkpoint.largest_int4_group
     problems = problems_of(shape, Mapping(tp_size or 1, pp_size or 1), group)
     return [Finding("shard", "mapping", f"{problem}; {legal_advice(shape, group)}") for problem in problems]

@@ -178,6 +178,25 @@ def test_parts_that_cannot_be_one_matrix_are_not_exported(
     assert "\n" not in str(refused.value) and not (tmp_path / "exported").exists()
 
 
+@pytest.mark.parametrize("layout", ["compressed-tensors", "modelopt"])
+@pytest.mark.parametrize("linears", [INT4, {"scheme": "fp8"}, {"scheme": "nvfp4"}], ids=["int4", "fp8", "nvfp4"])
+def test_parts_of_a_packed_matrix_are_kept_bit_for_bit(
+    phi3: Path, text: Path, tmp_path: Path, linears: dict[str, Any], layout: Any
+) -> None:
+    if layout == "modelopt" and linears["scheme"] == "nvfp4":  # which has no name for weights alone
+        linears = linears | {"activations": "nvfp4"}
+    quantize_calibrated(phi3, tmp_path / "out", text, linears)
+    consumer: Any = "modelopt" if layout == "modelopt" else "vllm"
+    export_checkpoint(tmp_path / "out", tmp_path / "exported", ExportOptions(layout, consumer, dtype="float32"))
+    quantize_calibrated(tmp_path / "exported", tmp_path / "again", text, linears)
+    before, after = (quantize.open_checkpoint(tmp_path / name) for name in ("out", "again"))
+    entries = after.config["quantization_config"]["tensors"]
+    for name in before.names():
+        if "_proj.weight" in name:
+            assert before.load(name).tobytes() == after.load(name).tobytes(), name
+    assert all(entry["kept"] for name, entry in entries.items() if "layers" in name)
+
+
 @pytest.mark.parametrize(
     "linears", [SMOOTHED, {"scheme": "nvfp4", "activations": "nvfp4"}], ids=["int8 static", "nvfp4 static"]
 )
