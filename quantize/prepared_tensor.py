@@ -45,6 +45,7 @@ def write_prepared(planned: PlannedTensor, prepared: PreparedTensor, writer: Saf
         squared_error=prepared.squared_error,
         method=int4.method if int4 else None,
         output_error=prepared.output_error,
+        granularity=planned.floats.granularity if planned.floats and planned.scheme == "fp8" else None,
     )
 
 

@@ -16,6 +16,7 @@ import builder
 import quantize
 from plansmith_errors import CheckpointError, ConfigError, QuantizeError
 from quantize.float8 import E4M3_VALUES, cast_e4m3
+from quantize.lint import lint_checkpoint
 from quantize.quantized_tensor import load_weight
 from quantize.recipe import Recipe
 
@@ -128,6 +129,13 @@ def test_smoothing_alone_changes_no_output(tmp_path: Path, source: Path, text: P
             assert error < 0.02
     expected = logits(source)
     assert np.linalg.norm(logits(tmp_path / "out") - expected) < 0.08 * np.linalg.norm(expected)
+
+
+def test_smoothed_fp8_with_one_scale_per_matrix_can_be_read(tmp_path: Path, source: Path, text: Path) -> None:
+    """Its description left out that the scale is the matrix's."""
+    checkpoint = run(source, tmp_path / "out", {**FP8, "smoothing": 0.5, "fold_smoothing": False}, text)
+    assert quantize.load_weight(checkpoint, f"{DOWN}.weight").scales is not None
+    assert lint_checkpoint(tmp_path / "out") == []
 
 
 def test_smoothing_saves_int8_from_outliers_of_the_inputs(tmp_path: Path, outliers: Path, text: Path) -> None:
