@@ -10,13 +10,12 @@ from plansmith_errors import ExportError
 from quantize.export.compressed_tensors_schemes import layout_of
 from quantize.export.modelopt_schemes import algorithm
 from quantize.export.options import LABELS, Consumer, Format
-from quantize.export.scheme import MIXED, LinearScheme
+from quantize.export.scheme import LinearScheme
 from quantize.export.source import ExportSource
-from quantize.model_shape import ModelShape
+from quantize.export.trtllm_checks import check_unified
 from quantize.parallel import INT4_GROUPS
 
 _MARLIN_GROUPS = (32, 64, 128)  # of the kernels that vLLM and SGLang choose for weight-only INT4
-_TRTLLM_FAMILIES = ("llama", "mistral", "qwen2")
 _MODELOPT: dict[Consumer, tuple[str, ...]] = {  # quant_algo
     "tensorrt-llm": ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "fp8_pb_wo", "W4A16_AWQ", "W4A8_AWQ", "NVFP4"),
     "vllm": ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "fp8_pb_wo", "NVFP4"),
@@ -30,7 +29,7 @@ _MODELOPT_MIXED: dict[Consumer, tuple[str, ...]] = {
 def check_consumer(layout: Format, consumer: Consumer, source: ExportSource) -> None:
     """Raises ExportError when ``consumer`` does not load the checkpoint in this layout."""
     if layout == "trtllm":
-        _check_unified(source)
+        check_unified(source)
         return
     if not source.quantized_schemes:
         raise ExportError(
@@ -45,43 +44,6 @@ def check_consumer(layout: Format, consumer: Consumer, source: ExportSource) -> 
     if source.kv_cache not in (None, "fp8") and consumer != "modelopt":
         raise ExportError(
             f"{LABELS[consumer]} loads scales of an fp8 KV cache, found {source.kv_cache}; take kv_cache fp8"
-        )
-
-
-def _check_unified(source: ExportSource) -> None:
-    label, scheme, shape = LABELS["tensorrt-llm-1.2"], source.scheme, source.shape
-    _check_family(shape, label)
-    if scheme == MIXED:
-        raise ExportError(f"{label}: a unified checkpoint has one scheme for all linears, found several")
-    if scheme.name not in ("int4", "int8", "fp8", "none") or scheme.granularity != "channel":
-        raise ExportError(f"exports for {label} are int4, fp8 with a scale per channel or none, found {scheme}")
-    if scheme.has_pre_quant_scale or (scheme.activations is not None and scheme.activations.scale == "static"):
-        raise ExportError(
-            f"static activations are not exported for {label}, found {scheme}; take the recipe fp8, or the format "
-            "modelopt for TensorRT-LLM 1.3"
-        )
-    if source.kv_cache is not None:
-        raise ExportError(f"scales of the KV cache are not exported for {label}; take a recipe without kv_cache")
-    if scheme.name == "int8":
-        raise ExportError(
-            f"{label} takes pre-quantized int8 weights only in a layout made for one GPU generation; "
-            "take the recipe fp8 or int4-rtn-sym"
-        )
-    if scheme.name == "int4" and not scheme.symmetric:
-        raise ExportError(f"{label} takes INT4 (W4A16_AWQ) without zero points; take the recipe int4-rtn-sym")
-    if scheme.name == "int4" and scheme.group_size not in INT4_GROUPS:
-        raise ExportError(f"{label} takes INT4 in groups of 64 or 128, found {scheme.group_size}; change group_size")
-    if scheme.name == "fp8" and shape.qkv_bias:
-        raise ExportError(
-            f"{label}: FP8 per channel is known to load for models without attention biases only; "
-            "take the recipe none or int4-rtn-sym"
-        )
-
-
-def _check_family(shape: ModelShape, label: str) -> None:
-    if shape.model_type not in _TRTLLM_FAMILIES:
-        raise ExportError(
-            f"{shape.model_type} models cannot be exported for {label}; supported: {', '.join(_TRTLLM_FAMILIES)}"
         )
 
 

@@ -21,6 +21,8 @@ from quantize.export.model_card import model_card
 from quantize.export.options import Consumer, ExportOptions
 from quantize.export.source import ExportSource, describe_source, open_source
 from quantize.export.trtllm_layout import RankLayout
+from quantize.export.trtllm_modules import plan_modules
+from quantize.export.trtllm_scales import ModuleScales
 from quantize.export.trtllm_weights import rank_plan
 from quantize.export.writing import PlannedTensors, write_file, write_model
 from quantize.parallel import Mapping, legal_advice, problems_of
@@ -105,19 +107,18 @@ Config = dict[str, dict[str, Any]]  # file name -> content
 
 
 def _unified(source: ExportSource, mapping: Mapping) -> tuple[Files, Config]:
-    if source.unquantized_modules:
-        raise ExportError(
-            f"{source.unquantized_modules[0]} and others are not quantized; "
-            "a unified checkpoint has one scheme for all linears; take a recipe without such overrides"
-        )
-    group = source.scheme.group_size
-    problems = problems_of(source.shape, mapping, group)
+    plan = plan_modules(source, mapping)
+    problems = problems_of(source.shape, mapping, plan.int4_group, has_nvfp4=plan.has_nvfp4)
     if problems:
-        raise ExportError(f"{problems[0]}; {legal_advice(source.shape, group)}")
-    layout = RankLayout(source.shape, source.scheme, mapping, source.dtype)
-    config = trtllm_config.unified_config(source, mapping)
-    files = {f"rank{rank}.safetensors": list(rank_plan(source, layout, rank)) for rank in range(mapping.world_size)}
-    return files, {"config.json": config}
+        raise ExportError(f"{problems[0]}; {legal_advice(source.shape, plan.int4_group, has_nvfp4=plan.has_nvfp4)}")
+    config = trtllm_config.unified_config(source, mapping, plan)
+    layers = trtllm_config.layer_quantization(plan, source.kv_cache)
+    layout = RankLayout(source.shape, mapping, source.dtype, plan.scheme_of, source.kv_cache is not None)
+    scales = ModuleScales(source)
+    files = {
+        f"rank{rank}.safetensors": list(rank_plan(source, layout, scales, rank)) for rank in range(mapping.world_size)
+    }
+    return files, {"config.json": config} if layers is None else {"quant_cfg.json": layers, "config.json": config}
 
 
 def _hugging_face(source: ExportSource, options: ExportOptions) -> tuple[Files, Config]:

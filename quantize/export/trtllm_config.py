@@ -1,6 +1,6 @@
-"""config.json of a TensorRT-LLM unified checkpoint (1.2).
+"""config.json of a TensorRT-LLM unified checkpoint (1.2), and quant_cfg.json beside it.
 
-Sources: tensorrt_llm/models/llama/config.py, models/qwen/config.py and models/modeling_utils.py.
+Sources: tensorrt_llm/models/llama/config.py, models/qwen/{config,model}.py, models/modeling_utils.py and layers/moe.py.
 """
 
 from __future__ import annotations
@@ -9,18 +9,29 @@ import math
 from typing import Any
 
 from plansmith_errors import ExportError
-from quantize.export.scheme import LinearScheme
 from quantize.export.source import ExportSource
 from quantize.export.trtllm_layout import EXCLUDED
+from quantize.export.trtllm_modules import ModulePlan
+from quantize.export.trtllm_schemes import MIXED_PRECISION
+from quantize.mixture import Mixture
+from quantize.model_shape import ModelShape
 from quantize.parallel import Mapping
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "QWenForCausalLM"}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen2": "QWenForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
+_RENORMALIZE, _NO_NORMALIZATION = 1, 0  # MoeConfig.ExpertScaleNormalizationMode
 _GPUS_PER_NODE = 8
 _MISTRAL_SLIDING_WINDOW = 4096  # of transformers' MistralConfig, where the key is absent
 _ROPE_TYPES = ("default", "linear", "llama3")
 
 
-def unified_config(source: ExportSource, mapping: Mapping) -> dict[str, Any]:
+def unified_config(source: ExportSource, mapping: Mapping, plan: ModulePlan) -> dict[str, Any]:
     """Raises ExportError for a model that the run-time would compute otherwise."""
     config, shape = source.checkpoint.config, source.shape
     check_attention_window(config)
@@ -36,36 +47,60 @@ def unified_config(source: ExportSource, mapping: Mapping) -> dict[str, Any]:
         "num_attention_heads": shape.num_heads,
         "num_key_value_heads": shape.num_kv_heads,
         "head_size": shape.head_dim,
-        "hidden_act": _hidden_act(config),
+        "hidden_act": _hidden_act(config, shape.mixture),
         "norm_epsilon": _number("rms_norm_eps", config.get("rms_norm_eps") or 1e-6),
         "position_embedding_type": "rope_gpt_neox",
         "max_position_embeddings": max_positions(config),
         "rotary_base": base,
         "rotary_scaling": scaling,
-        "qk_layernorm": False,
+        "qk_layernorm": shape.qk_norm,
         "attn_bias": shape.qkv_bias,
         "mlp_bias": shape.mlp_bias,
         "tie_word_embeddings": shape.is_tied,
         "use_parallel_embedding": False,
         "embedding_sharding_dim": 0,
         "mapping": _mapping(mapping),
-        "quantization": quantization(source.scheme),
+        "quantization": quantization(plan, source.kv_cache),
     }
-    if shape.model_type == "qwen2":
+    if shape.model_type.startswith("qwen"):
         # Read without a default when the network is made.
-        unified |= {"qwen_type": "qwen2", "seq_length": max_positions(config), "use_logn_attn": False}
-        unified |= {"moe_intermediate_size": 0, "moe_shared_expert_intermediate_size": 0}
-    return unified
+        unified |= {"qwen_type": shape.model_type, "seq_length": max_positions(config), "use_logn_attn": False}
+        moe_size = 0 if shape.mixture is None else shape.mixture.intermediate_size
+        unified |= {"moe_intermediate_size": moe_size, "moe_shared_expert_intermediate_size": 0}
+    return unified | _experts(shape)
 
 
-def quantization(scheme: LinearScheme) -> dict[str, Any]:
+def quantization(plan: ModulePlan, kv_cache: str | None) -> dict[str, Any]:
     """Only keys that the loader knows: another one is an error there. ``exclude_modules`` is never null nor empty, for
     which releases differ in what they exclude."""
-    algorithm = {"int4": "W4A16_AWQ", "fp8": "FP8_PER_CHANNEL_PER_TOKEN", "none": None}[scheme.name]
-    found: dict[str, Any] = {"quant_algo": algorithm, "kv_cache_quant_algo": None}
-    if scheme.name == "int4":
-        found |= {"group_size": scheme.group_size, "has_zero_point": False, "pre_quant_scale": False}
-    return found | {"exclude_modules": list(EXCLUDED)}
+    found: dict[str, Any] = {"quant_algo": plan.algorithm, "kv_cache_quant_algo": kv_cache and kv_cache.upper()}
+    if plan.algorithm == MIXED_PRECISION:
+        return found
+    if plan.quantized:
+        found |= plan.quantized[0].entry()
+    return found | {"exclude_modules": [*EXCLUDED, *plan.excluded]}
+
+
+def layer_quantization(plan: ModulePlan, kv_cache: str | None) -> dict[str, Any] | None:
+    """quant_cfg.json, which only a mix of schemes has."""
+    if plan.algorithm != MIXED_PRECISION:
+        return None
+    layers = {name: own.entry() for name, own in plan.schemes.items() if own.algorithm is not None}
+    return {**quantization(plan, kv_cache), "quantized_layers": layers}
+
+
+def _experts(shape: ModelShape) -> dict[str, Any]:
+    mixture = shape.mixture
+    if mixture is None:
+        return {}
+    mode = _RENORMALIZE if mixture.normalizes else _NO_NORMALIZATION
+    return {
+        "moe": {
+            "num_experts": mixture.num_experts,
+            "top_k": mixture.experts_per_token,
+            "normalization_mode": mode,
+        }
+    }
 
 
 def rotary(config: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
@@ -95,9 +130,9 @@ def max_positions(config: dict[str, Any]) -> int:
 
 def check_attention_window(config: dict[str, Any]) -> None:
     """Refuse a sliding window, which the checkpoint cannot say. Raises ExportError."""
-    family = config.get("model_type")
-    slides = family == "mistral" or (family == "qwen2" and config.get("use_sliding_window"))
-    window = config.get("sliding_window", _MISTRAL_SLIDING_WINDOW)
+    family = str(config.get("model_type"))
+    slides = family in ("mistral", "mixtral") or (family.startswith("qwen") and config.get("use_sliding_window"))
+    window = config.get("sliding_window", None if family == "mixtral" else _MISTRAL_SLIDING_WINDOW)
     if not slides or window is None:
         return
     if type(window) is not int or window < max_positions(config):
@@ -114,11 +149,11 @@ def _number(key: str, value: Any) -> float:
     return value
 
 
-def _hidden_act(config: dict[str, Any]) -> str:
+def _hidden_act(config: dict[str, Any], mixture: Mixture | None) -> str:
     activation = config.get("hidden_act") or "silu"
     if activation not in ("silu", "swish"):
         raise ExportError(f"config.json: hidden_act is {activation!r}, expected silu")
-    return "silu"
+    return "silu" if mixture is None else "swiglu"  # of experts it says that they are gated, too
 
 
 def _mapping(mapping: Mapping) -> dict[str, int]:

@@ -8,20 +8,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quantize.export.casting import cast, required_scales
-from quantize.export.int4_rows import pack_rows
+from quantize.export.casting import cast
 from quantize.export.source import ExportSource
 from quantize.export.trtllm_layout import RankLayout, RankTensor
+from quantize.export.trtllm_parts import PartCutter
+from quantize.export.trtllm_scales import ModuleScales
 from quantize.export.writing import PlannedTensors
-from quantize.packing import unpack_uint4
-from quantize.parallel import ROW_SPLIT
+from quantize.parallel import is_row_split
 
 Array = npt.NDArray[Any]
+_FLOAT32 = np.dtype(np.float32)
 
 
-def rank_plan(source: ExportSource, layout: RankLayout, rank: int) -> Iterator[PlannedTensors]:
-    """Every tensor of rankN.safetensors."""
-    cutter = _Cutter(source, layout, rank % layout.mapping.tp_size)
+def rank_plan(source: ExportSource, layout: RankLayout, scales: ModuleScales, rank: int) -> Iterator[PlannedTensors]:
+    """Every tensor of rankN.safetensors. ``scales`` may be shared by the ranks."""
+    cutter = _Cutter(source, layout, scales, rank % layout.mapping.tp_size)
     for tensor in layout.tensors(rank):
         yield _planned(cutter, tensor)
 
@@ -33,53 +34,38 @@ def _planned(cutter: _Cutter, tensor: RankTensor) -> PlannedTensors:
 class _Cutter:
     """Builds what a tensor-parallel rank holds of each tensor."""
 
-    def __init__(self, source: ExportSource, layout: RankLayout, tp_rank: int) -> None:
+    def __init__(self, source: ExportSource, layout: RankLayout, scales: ModuleScales, tp_rank: int) -> None:
         self._source = source
         self._layout = layout
+        self._scales = scales
         self._tp_rank = tp_rank
+        self._parts = PartCutter(source, layout, scales, tp_rank)
 
     def build(self, tensor: RankTensor) -> Array:
         if tensor.part == "whole":
             return self._source.floats(tensor.sources[0])
         if tensor.part == "head":
             return self._head(tensor)
+        if tensor.part == "router":  # routing decides which experts compute: the loader wants its full precision
+            return cast(tensor.sources[0], self._source.weight(tensor.sources[0]).values, _FLOAT32)
         if tensor.part == "bias":
             return self._bias(tensor)
-        if tensor.part == "scale":
-            return self._scales(tensor)
-        parts = [self._weight(name, *cut) for name, cut in self._cuts(tensor)]
-        joined = np.concatenate(parts)
-        return pack_rows(joined).view(np.int8) if self._layout.scheme.name == "int4" else joined
-
-    def _cuts(self, tensor: RankTensor) -> Iterator[tuple[str, tuple[slice, slice]]]:
-        for name, linear in zip(tensor.sources, tensor.members, strict=True):
-            yield name, self._layout.mapping.slices(linear, self._layout.shape, self._tp_rank)
-
-    def _weight(self, name: str, rows: slice, columns: slice) -> Array:
-        """int4: unsigned values, one per byte; else as stored."""
-        weight = self._source.weight(name)
-        if weight.scheme == "int4":
-            # A cut along the inputs falls between groups, so between bytes.
-            return unpack_uint4(weight.values[rows, columns.start // 2 : columns.stop // 2])
-        values = weight.values[rows, columns]
-        return cast(name, values, self._layout.dtype) if weight.scheme == "none" else values
-
-    def _scales(self, tensor: RankTensor) -> Array:
-        group = self._layout.scheme.group_size
-        parts = []
-        for name, (rows, columns) in self._cuts(tensor):
-            scales = required_scales(name, self._source.weight(name))[rows]
-            if group is not None:
-                scales = scales[:, columns.start // group : columns.stop // group]
-            parts.append(scales.astype(np.float32))
-        return np.concatenate(parts).reshape(tensor.spec.shape)
+        if tensor.part == "kv":
+            return self._scales.of_kv_cache(tensor.sources)
+        if (
+            tensor.part == "one"
+        ):  # static scales of the plugins' inputs, which a scale for each token takes the place of
+            return np.ones(tensor.spec.shape, tensor.spec.dtype)
+        return self._parts.build(tensor)
 
     def _bias(self, tensor: RankTensor) -> Array:
         parts = []
-        for name, (rows, _) in self._cuts(tensor):
+        members = tensor.module.members if tensor.module is not None else ()
+        for name, linear in zip(tensor.sources, members, strict=True):
+            rows, _ = self._layout.mapping.slices(linear, self._layout.shape, self._tp_rank)
             bias = self._source.floats(name)
             # Every rank of a row-split layer has the whole bias; the run-time adds it once.
-            parts.append(bias if tensor.members[0].module in ROW_SPLIT else bias[rows])
+            parts.append(bias if is_row_split(linear.module) else bias[rows])
         return np.concatenate(parts)
 
     def _head(self, tensor: RankTensor) -> Array:

@@ -21,12 +21,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Expected:
-    """A tensor that the config implies. ``dtypes``: any of these NumPy names will do."""
+    """A tensor that the config implies. ``dtypes``: any of these NumPy names will do; ``or_scalar``: [] for [1] too."""
 
     dtypes: tuple[str, ...]
     shape: tuple[int, ...]
     is_required: bool = True
     is_scale: bool = False
+    or_scalar: bool = False
 
     def __str__(self) -> str:
         return f"{' or '.join(self.dtypes)} {list(self.shape)}"
@@ -50,7 +51,7 @@ def compare(expected: Mapping[str, Expected], stored: Mapping[str, Stored], wher
         if found is None:
             if wanted.is_required:
                 findings.append(Finding("missing", where + name, f"expected {wanted}"))
-        elif tuple(found.shape) != wanted.shape:
+        elif tuple(found.shape) != wanted.shape and not (wanted.or_scalar and found.shape == ()):
             findings.append(Finding("shape", where + name, f"is {list(found.shape)}, expected {list(wanted.shape)}"))
         elif str(found.dtype) not in wanted.dtypes:
             findings.append(Finding("dtype", where + name, f"is {found.dtype}, expected {' or '.join(wanted.dtypes)}"))

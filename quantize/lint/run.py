@@ -27,7 +27,7 @@ def lint_checkpoint(
     """
     config = _unified_json(path)
     if config is not None:
-        unified = read_unified_config(config, f"{path}: config.json")
+        unified = read_unified_config(config, f"{path}: config.json", _quantized_layers(path))
         findings = lint_unified(path, config, unified) + _mapping_findings(unified.mapping, tp_size, pp_size)
         return findings + (_unified_values(path, unified) if check_values and not _blocked(findings) else [])
     checkpoint = _open(path)
@@ -48,6 +48,12 @@ def _unified_json(path: Path) -> dict[str, Any] | None:
         return None
     config = parse_json_object(file.read_bytes(), str(file))
     return config if "architecture" in config and "model_type" not in config else None
+
+
+def _quantized_layers(path: Path) -> dict[str, Any] | None:
+    """quant_cfg.json, which only a mix of schemes needs."""
+    file = path / "quant_cfg.json"
+    return parse_json_object(file.read_bytes(), str(file)) if file.is_file() else None
 
 
 def _blocked(findings: list[Finding]) -> bool:
@@ -92,16 +98,23 @@ def _values(checkpoint: Checkpoint) -> list[Finding]:
 
 def _unified_values(path: Path, unified: UnifiedConfig) -> list[Finding]:
     findings = []
+    shared: dict[tuple[int, str], tuple[int, float]] = {}  # scales of whole modules: the first rank's, by stage
     for rank in range(unified.mapping.world_size):
         file, _ = open_rank(path, rank)
         if file is None:
             continue
-        expected = expected_of_rank(unified, rank)
+        expected = expected_of_rank(unified, rank, file.tensors)
         for name, tensor in file.tensors.items():
-            view = file.view(name)
+            view, wanted = file.view(name), expected.get(name)
 
             def load_rows(begin: int, end: int, view: Any = view) -> Any:
                 return view[begin:end] if view.ndim else view
 
-            findings += value_findings(f"rank{rank}: {name}", tensor.shape, load_rows, expected.get(name))
+            findings += value_findings(f"rank{rank}: {name}", tensor.shape, load_rows, wanted)
+            if wanted is not None and wanted.is_scale and view.size == 1:
+                value = float(view.astype("float32").reshape(())[()])
+                first, other = shared.setdefault((rank // unified.mapping.tp_size, name), (rank, value))
+                if value > 0 and other > 0 and value != other:
+                    message = f"is {value:g}, of rank{first} {other:g}; ranks of one stage have the same"
+                    findings.append(Finding("scale", f"rank{rank}: {name}", message))
     return findings

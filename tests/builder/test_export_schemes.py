@@ -122,9 +122,6 @@ def test_modelopt_layout_says_what_it_holds(source: Path, text: Path, tmp_path: 
         ({"linears": {"scheme": "fp8", "granularity": "tensor"}}, "compressed-tensors", None, "has no such scheme"),
         ({"linears": STATIC_FP8}, "compressed-tensors", "tensorrt-llm", "take the format modelopt"),
         ({"linears": {"scheme": "fp8"}, "kv_cache": "int8"}, "modelopt", None, "fp8 KV cache, found int8"),
-        ({"linears": STATIC_FP8}, "trtllm", None, "fp8 with a scale per channel or none"),
-        ({"linears": BY_TOKEN}, "trtllm", None, "takes pre-quantized int8 weights only"),
-        ({"linears": {"scheme": "fp8"}, "kv_cache": "fp8"}, "trtllm", None, "scales of the KV cache are not exported"),
     ],
 )
 def test_what_would_be_refused_or_misread_is_refused_here(

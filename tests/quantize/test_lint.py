@@ -179,7 +179,7 @@ def test_a_config_that_the_loader_would_stumble_over(kinds: dict[str, Path], tmp
         ("W8A8_SQ_PER_CHANNEL", {}, "transformer.layers.0.mlp.proj.prequant_scaling_factor"),
         ("W4A16_AWQ", {"pre_quant_scale": True, "group_size": 64}, "prequant_scaling_factor: expected bfloat16 or"),
         ("FP8_PER_CHANNEL_PER_TOKEN", {"kv_cache_quant_algo": "FP8"}, "attention.kv_cache_scaling_factor"),
-        ("FP8_PER_CHANNEL_PER_TOKEN", {"exclude_modules": ["transformer.ln_f"]}, "lm_head.per_channel_scale"),
+        ("FP8", {"exclude_modules": ["transformer.ln_f"]}, "lm_head.weights_scaling_factor"),
     ],
 )
 def test_what_other_quantizations_of_tensorrt_llm_need(
