@@ -98,15 +98,17 @@ def split_shards(planned: Sequence[PlannedTensor], max_shard_bytes: int) -> list
 
 
 def _share_scales(planned: list[PlannedTensor]) -> list[PlannedTensor]:
-    """Tensors that run-times fuse share nvfp4's scale of the tensor; an fp8 one has its own."""
+    """Tensors that run-times fuse share nvfp4's scale of the tensor; of fp8 where the recipe says so."""
     nvfp4 = {tensor.info.name for tensor in planned if tensor.scheme == "nvfp4"}
+    sharing = {tensor.info.name for tensor in planned if tensor.floats is not None and tensor.floats.share_scale}
     shared = []
     for tensor in planned:
         name, floats = tensor.info.name, tensor.floats
         if name in nvfp4:
             tensor = replace(tensor, scaled_with=tuple(other for other in fused_set(name) if other in nvfp4))
         elif floats is not None and floats.granularity == "tensor":
-            tensor = replace(tensor, scaled_with=(name,))
+            others = tuple(other for other in fused_set(name) if other in sharing)
+            tensor = replace(tensor, scaled_with=others if name in sharing else (name,))
         shared.append(tensor)
     return shared
 

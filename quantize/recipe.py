@@ -26,7 +26,8 @@ SCALES: dict[str, tuple[ScaleName, ...]] = {  # of a scheme, its default first
     "nvfp4": ("absmax", "four-over-six", "mse"),
     "mxfp4": ("ceil", "ocp", "best-of-two"),
 }
-_OWNERS = {"group_size": ("int4",), "symmetric": ("int4",), "scale": tuple(SCALES), "granularity": ("fp8",)}
+_OWNERS = {"group_size": ("int4",), "symmetric": ("int4",), "scale": tuple(SCALES)}
+_OWNERS |= {"granularity": ("fp8",), "share_scale": ("fp8",)}
 _ACTIVATIONS: dict[str, tuple[str, ...]] = {"fp8": ("fp8",), "int4": ("fp8",), "int8": ("int8",), "nvfp4": ("nvfp4",)}
 # More than the 0.01 of GPTQ's paper, which has 262144 tokens: a few thousand say less of the inputs to come.
 _DAMPING = 0.05
@@ -56,6 +57,7 @@ class FloatSettings:
 
     granularity: Granularity  # what shares a scale
     scale: ScaleName | None  # how it is chosen, where there is a choice
+    share_scale: bool = False  # of the matrix: with those that run-times fuse with it
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,10 @@ class WeightRule(BaseModel):
     )
     granularity: Granularity | None = Field(
         default=None, description="fp8: one scale for a tensor, an output channel (default), or a block of 128 x 128"
+    )
+    share_scale: bool | None = Field(
+        default=None,
+        description="fp8 with granularity tensor: q, k and v have one scale, and gate and up; default: nobody shares",
     )
     method: Method | None = Field(
         default=None,
@@ -120,6 +126,8 @@ class WeightRule(BaseModel):
                 raise ValueError(f"{key} belongs to the scheme {owners} and has no meaning for {self.scheme}")
         if self.scale is not None and self.scale not in SCALES[self.scheme]:
             raise ValueError(f"scale {self.scale} is none of {self.scheme}'s: {', '.join(SCALES[self.scheme])}")
+        if self.share_scale is not None and self.granularity != "tensor":
+            raise ValueError("share_scale is for granularity tensor, whose matrices have one scale each")
         return self
 
     @model_validator(mode="after")
@@ -182,7 +190,7 @@ class WeightRule(BaseModel):
     def floats(self) -> FloatSettings | None:
         """The settings of a scheme of floats with the defaults filled in; None for the other schemes."""
         if self.scheme == "fp8":
-            return FloatSettings(self.granularity or "channel", None)
+            return FloatSettings(self.granularity or "channel", None, self.share_scale is True)
         if self.scheme not in BLOCK_SIZES:
             return None
         return FloatSettings("block", self.scale or SCALES.get(self.scheme, (None,))[0])

@@ -60,10 +60,15 @@ def round_with(
     the next layer's ranges are then those of the unquantized model, as ModelOpt's are.
     """
     prepared = {}
+    scaled = {tensor.info.name: weights[tensor.info.name] * factors for tensor in tensors}
     for tensor in tensors:
-        scaled = weights[tensor.info.name] * factors
-        prepared[tensor.info.name] = _rounded(tensor, scaled)
-        weights[tensor.info.name] = scaled * multiplier
+        name = tensor.info.name
+        # Those that share a scale have one input, so they are smoothed together.
+        largest = np.float32(
+            max(np.abs(scaled[other]).max() for other in tensor.scaled_with or (name,) if other in scaled)
+        )
+        prepared[name] = _rounded(tensor, scaled[name], largest)
+        weights[name] = scaled[name] * multiplier
     return prepared
 
 
@@ -71,10 +76,10 @@ def _alpha(planned: PlannedTensor) -> float:
     return (planned.inputs and planned.inputs.smoothing) or 0.0
 
 
-def _rounded(planned: PlannedTensor, weights: Float32) -> PreparedTensor:
-    """fp8 and int8 of ``weights``."""
+def _rounded(planned: PlannedTensor, weights: Float32, largest: np.float32) -> PreparedTensor:
+    """fp8 and int8 of ``weights``; ``largest``: magnitude of all matrices that share a scale of the matrix."""
     is_whole = planned.floats is not None and planned.floats.granularity == "tensor"
-    scale = np.float32(fp8_scale(np.abs(weights).max())) if is_whole else None
+    scale = np.float32(fp8_scale(np.array(largest))) if is_whole else None
     # Only int4's scales may not fit their type.
     rounded, norm = cast("tuple[RoundedRows, float]", round_chunk(weights, 0, planned, np.float32, scale))
     scales = np.array(scale, np.float32) if rounded.scales is None else rounded.scales

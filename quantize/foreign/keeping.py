@@ -32,7 +32,7 @@ def keep_stored(checkpoint: Checkpoint, planned: Sequence[PlannedTensor]) -> lis
     usable = {name: weight for name, weight in candidates.items() if name not in obstacles}
     for tensor in planned:
         name = tensor.info.name
-        if name in usable and tensor.scheme == "nvfp4" and not _agree(usable, tensor.scaled_with):
+        if name in usable and _shares_scale(tensor) and not _agree(usable, tensor.scaled_with):
             obstacles[name] = "matrices that run-times fuse have no common scale of the tensor"
     kept = {name: weight for name, weight in usable.items() if name not in obstacles}
     _log(checkpoint, list(kept.values()), obstacles)
@@ -78,10 +78,14 @@ def _candidate(checkpoint: PackedCheckpoint, tensor: PlannedTensor) -> PackedWei
     return weight if weight.form == Form.asked(tensor.scheme, tensor.int4, tensor.floats) else None
 
 
+def _shares_scale(tensor: PlannedTensor) -> bool:
+    return tensor.scheme == "nvfp4" or (tensor.floats is not None and tensor.floats.share_scale)
+
+
 def _agree(usable: dict[str, PackedWeight], names: Iterable[str]) -> bool:
     """Whether all of them can be kept, with one scale of the tensor."""
     members = [usable.get(name) for name in names]
-    scales = {float(member.scales()[1]) for member in members if member is not None}
+    scales = {float(member.scales()[-1]) for member in members if member is not None}
     return None not in members and len(scales) == 1
 
 

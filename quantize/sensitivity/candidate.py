@@ -52,13 +52,14 @@ def round_unit(weights: Mapping[str, Float32], rule: WeightRule, kept_dtype: Kep
 
 
 def _scale_of_tensor(name: str, weights: Mapping[str, Float32], rule: WeightRule) -> np.float32 | None:
-    """For the schemes that have one: nvfp4's is shared by what run-times fuse, that of an fp8 tensor is its own."""
-    if rule.scheme == "nvfp4":
-        sharing = [weights[other] for other in fused_set(name) if other in weights]
-        return nvfp4_tensor_scale(np.float32(max(np.abs(matrix).max() for matrix in sharing)))
-    if rule.floats is not None and rule.floats.granularity == "tensor":
-        return np.float32(fp8_scale(np.abs(weights[name]).max()))
-    return None
+    """For the schemes that have one: nvfp4's is shared by what run-times fuse, that of an fp8 tensor may be."""
+    floats = rule.floats
+    if rule.scheme != "nvfp4" and (floats is None or floats.granularity != "tensor"):
+        return None
+    is_shared = rule.scheme == "nvfp4" or (floats is not None and floats.share_scale)
+    sharing = [weights[other] for other in fused_set(name) if other in weights] if is_shared else [weights[name]]
+    largest = np.float32(max(np.abs(matrix).max() for matrix in sharing))
+    return nvfp4_tensor_scale(largest) if rule.scheme == "nvfp4" else np.float32(fp8_scale(np.array(largest)))
 
 
 def _round_matrix(

@@ -32,6 +32,7 @@ KEEP_UP_AND_GATE = [{"match": "*.1.mlp.[gu]*", "scheme": "none"}]
 BASE_EXCLUDED = ["lm_head", "transformer.vocab_embedding", "transformer.ln_f"]
 SCHEMES: dict[str, dict[str, Any]] = {
     "fp8": {"linears": FP8, "kv_cache": "fp8"},
+    "fp8, shared scales": {"linears": {**FP8, "share_scale": True}},
     "fp8, some kept": {"linears": FP8, "overrides": KEEP_UP_AND_GATE},
     "fp8 rowwise, int8 cache": {"linears": {"scheme": "fp8"}, "kv_cache": "int8"},
     "int4": {"linears": INT4},
@@ -214,6 +215,27 @@ def test_config_says_exactly_what_the_loader_takes(checkpoints: dict[str, Path],
     found = json.loads((tmp_path / "out" / "config.json").read_text())["quantization"]
     assert found == {**QUANTIZATION[name], "exclude_modules": [*BASE_EXCLUDED, *kept]}
     assert not (tmp_path / "out" / "quant_cfg.json").exists()
+
+
+@pytest.mark.parametrize("smoothing", [{}, {"smoothing": 0.5}])
+def test_shared_scales_leave_no_value_to_round_again(
+    checkpoints: dict[str, Path], tmp_path: Path, smoothing: dict[str, Any]
+) -> None:
+    base = checkpoints["fp8"].parent
+    path = quantized(base, tmp_path.name, base / "words.txt", {"linears": {**FP8, "share_scale": True, **smoothing}})
+    ours = quantize.open_checkpoint(path)
+    for names in (("self_attn.q", "self_attn.k", "self_attn.v"), ("mlp.gate", "mlp.up")):
+        weights = [quantize.load_weight(ours, f"model.layers.0.{name}_proj.weight") for name in names]
+        assert len({float(weight.scales) for weight in weights}) == 1  # type: ignore[arg-type]
+        largest = max(np.abs(weight.dequantize()).max() for weight in weights)
+        assert largest == pytest.approx(448 * float(weights[0].scales), rel=1e-6)  # type: ignore[arg-type]
+    assert float(ours.load("model.layers.0.mlp.down_proj.weight_scale")) != float(weights[0].scales)  # type: ignore[arg-type]
+    ((rank,),) = export(path, tmp_path / "out")
+    for module, name in (("mlp.fc", "mlp.gate_proj"), ("mlp.gate", "mlp.up_proj")):
+        stored = quantize.load_weight(ours, f"model.layers.0.{name}.weight").values
+        np.testing.assert_array_equal(
+            rank[f"transformer.layers.0.{module}.weight"].view(torch.uint8), stored.view(np.uint8)
+        )
 
 
 def test_a_mix_says_what_every_module_is(checkpoints: dict[str, Path], tmp_path: Path) -> None:

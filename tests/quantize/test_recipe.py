@@ -54,6 +54,7 @@ def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
         ("name: x\nlinears: {scheme: nvfp4, group_size: 32}", "group_size belongs to the scheme int4"),
         ("name: x\nlinears: {scheme: mxfp8, scale: ceil}", "scale belongs to .* and has no meaning for mxfp8"),
         ("name: x\nlinears: {scheme: int8, granularity: tensor}", "granularity belongs to the scheme fp8"),
+        ("name: x\nlinears: {scheme: fp8, share_scale: true}", "share_scale is for granularity tensor"),
         ("name: x\nlinears: {scheme: int8, method: awq}", "method belongs to the scheme int4"),
         ("name: x\nlinears: {scheme: int4, method: awq, damping: 0.1}", "damping belongs to the method gptq"),
         ("name: x\nlinears: {scheme: int4, method: importance, scale: absmax}", "importance needs scale mse"),
