@@ -115,6 +115,7 @@ def _unified(source: ExportSource, mapping: Mapping) -> tuple[Files, Config]:
     layers = trtllm_config.layer_quantization(plan, source.kv_cache)
     layout = RankLayout(source.shape, mapping, source.dtype, plan.scheme_of, source.kv_cache is not None)
     scales = ModuleScales(source)
+    scales.warn_of_rounding(layout.modules())
     files = {
         f"rank{rank}.safetensors": list(rank_plan(source, layout, scales, rank)) for rank in range(mapping.world_size)
     }

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from quantize.activations import kv_scale_name
-from quantize.export.trtllm_modules import layer_modules
+from quantize.export.trtllm_modules import layer_modules, stage_layers
 from quantize.export.trtllm_schemes import SQ_PLUGIN, SQ_TOKEN_PLUGIN, ModuleScheme, Part, linear_parts
 from quantize.model_shape import EMBEDDINGS, FINAL_NORM, LM_HEAD, Linear, ModelShape
 from quantize.parallel import Mapping, is_row_split
@@ -88,6 +88,11 @@ class RankLayout:
         if pp_rank == self.mapping.pp_size - 1:
             yield self._whole("transformer.ln_f.weight", FINAL_NORM, (self.shape.hidden_size,))
             yield self._head()
+
+    def modules(self) -> Iterator[Module]:
+        """Every linear module of the decoder, by the names of the stages."""
+        for local, layer in stage_layers(self.shape, self.mapping):
+            yield from self._modules(f"transformer.layers.{local}.", layer)
 
     @property
     def _embedding_shape(self) -> tuple[int, int]:

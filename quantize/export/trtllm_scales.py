@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,8 @@ from quantize.export.source import ExportSource
 from quantize.export.trtllm_layout import Module
 from quantize.float8 import E4M3_MAX
 from quantize.quantized_tensor import INT4_SYMMETRIC_ZERO, QuantizedTensor
+
+log = logging.getLogger(__name__)
 
 Float32 = npt.NDArray[np.float32]
 _SMALLEST_KV_FP8 = np.float32(1.0)
@@ -29,6 +32,24 @@ class ModuleScales:
         """[1] that all of ``scaled_with`` share: the largest of theirs, as the builder would take."""
         own = [required_scales(name, self._source.weight(name)) for name in module.scaled_with]
         return np.array([np.max(np.stack(own))], np.float32)
+
+    def warn_of_rounding(self, modules: Iterable[Module]) -> None:
+        """One line, where FP8 weights have scales of their own and are rounded again to the one that they share."""
+        fp8 = [module for module in modules if module.own.algorithm == "FP8"]
+        parts = [part for module in fp8 for part in (module.experts if module.num_experts else [module])]
+        found = [name for part in parts for name in self._rescaled(part)]
+        if found:
+            log.warning(
+                "%d FP8 matrices are rounded again, to the scale that q, k and v, or gate and up, have in common (%s "
+                "and others); share_scale true in the recipe gives them one from the start",
+                len(found),
+                found[0],
+            )
+
+    def _rescaled(self, module: Module) -> list[str]:
+        common = {name: required_scales(name, self._source.weight(name)) for name in module.scaled_with}
+        largest = max(float(scale) for scale in common.values())
+        return [name for name in module.sources if float(common[name]) != largest]
 
     def of_inputs(self, module: Module) -> Float32:
         """[1], static: of the largest inputs of any member; the MoE kernels have one for all experts."""

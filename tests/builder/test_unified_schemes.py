@@ -219,7 +219,7 @@ def test_config_says_exactly_what_the_loader_takes(checkpoints: dict[str, Path],
 
 @pytest.mark.parametrize("smoothing", [{}, {"smoothing": 0.5}])
 def test_shared_scales_leave_no_value_to_round_again(
-    checkpoints: dict[str, Path], tmp_path: Path, smoothing: dict[str, Any]
+    checkpoints: dict[str, Path], tmp_path: Path, smoothing: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     base = checkpoints["fp8"].parent
     path = quantized(base, tmp_path.name, base / "words.txt", {"linears": {**FP8, "share_scale": True, **smoothing}})
@@ -231,11 +231,20 @@ def test_shared_scales_leave_no_value_to_round_again(
         assert largest == pytest.approx(448 * float(weights[0].scales), rel=1e-6)  # type: ignore[arg-type]
     assert float(ours.load("model.layers.0.mlp.down_proj.weight_scale")) != float(weights[0].scales)  # type: ignore[arg-type]
     ((rank,),) = export(path, tmp_path / "out")
+    assert "rounded again" not in caplog.text
     for module, name in (("mlp.fc", "mlp.gate_proj"), ("mlp.gate", "mlp.up_proj")):
         stored = quantize.load_weight(ours, f"model.layers.0.{name}.weight").values
         np.testing.assert_array_equal(
             rank[f"transformer.layers.0.{module}.weight"].view(torch.uint8), stored.view(np.uint8)
         )
+
+
+def test_values_that_are_rounded_again_are_told(
+    checkpoints: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    export(checkpoints["fp8"], tmp_path / "out", tp=2)
+    (message,) = [record.message for record in caplog.records if "rounded again" in record.message]
+    assert message.startswith("6 FP8 matrices") and "share_scale true" in message  # two of q, k, v; one of gate, up
 
 
 def test_a_mix_says_what_every_module_is(checkpoints: dict[str, Path], tmp_path: Path) -> None:

@@ -1,18 +1,14 @@
-"""ModelOpt's unified export of a small model and ours, tensor by tensor: names, types, shapes and values.
-
-ModelOpt runs in an environment of its own (``make modelopt``), in float32, on the tokens that our calibration takes.
-"""
+"""ModelOpt's unified export of a small model and ours, tensor by tensor: names, types, shapes and values."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from modelopt_environment import CALIBRATION, run_modelopt
 from safetensors import safe_open
 
 import builder
@@ -27,9 +23,6 @@ from calibrated_llama import TOOLS, save_with_tokenizer, write_text
 
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).parents[2]
-PYTHON = Path(os.environ.get("PLANSMITH_MODELOPT_PYTHON", ROOT / ".cache" / "modelopt" / "bin" / "python"))
-CALIBRATION = {"num_samples": 4, "sequence_length": 64}
 FP8 = {"linears": {"scheme": "fp8", "granularity": "tensor", "activations": "fp8"}, "kv_cache": "fp8"}
 INT8_SQ = {"linears": {"scheme": "int8", "activations": "int8", "smoothing": 1.0, "fold_smoothing": False}}
 Tensors = dict[str, np.ndarray]
@@ -50,23 +43,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def theirs(source: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with ModelOpt's exports."""
-    from quantize.calibration.sample import load_sample
-
-    if not PYTHON.exists():
-        pytest.fail(f"{PYTHON} does not exist; run: make modelopt")
-    folder = tmp_path_factory.mktemp("modelopt")
-    settings = quantize.CalibrationSettings(text=text, **CALIBRATION)
-    np.save(folder / "windows.npy", load_sample(quantize.open_checkpoint(source), settings, TOOLS).windows)
-    script = Path(__file__).parent / "modelopt" / "export.py"
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(
-        [str(PYTHON), str(script), str(source), str(folder / "windows.npy"), str(folder)],
-        env=environment | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return folder
+    return run_modelopt("export.py", source, text, tmp_path_factory.mktemp("modelopt"), TOOLS)
 
 
 def read(path: Path) -> tuple[Tensors, dict[str, tuple[str, list[int]]]]:
