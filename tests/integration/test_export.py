@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from demo_model import demo_model
+from safetensors.torch import load_file
 
 import quantize
 from quantize.export import ExportOptions, export_checkpoint
@@ -61,3 +62,21 @@ def test_the_exported_model_knows_the_capital_of_france(quantized: Path, tmp_pat
     inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False)
     answer = model.generate(**inputs, max_new_tokens=12, do_sample=False)
     assert "Paris" in tokenizer.decode(answer[0, inputs["input_ids"].shape[1] :])
+
+
+def test_static_fp8_of_the_real_model_keeps_its_digits_on_the_way_to_an_engine(tmp_path: Path) -> None:
+    import builder
+
+    rule = {"scheme": "fp8", "granularity": "tensor", "activations": "fp8", "share_scale": True}
+    settings = {"num_samples": 2, "sequence_length": 128}
+    recipe = Recipe.model_validate({"name": "fp8", "linears": rule, "kv_cache": "fp8", "calibration": settings})
+    tools = quantize.CalibrationTools(builder.calibration_runner)
+    quantize.quantize_checkpoint(demo_model(), tmp_path / "fp8", recipe, calibration_tools=tools)
+    export_checkpoint(tmp_path / "fp8", tmp_path / "out", ExportOptions("trtllm", tp_size=3, pp_size=2))
+    assert lint_checkpoint(tmp_path / "out", tp_size=3, pp_size=2, check_values=True) == []
+    ranks = [load_file(tmp_path / "out" / f"rank{rank}.safetensors") for rank in range(3, 6)]  # the second stage
+    prefix = "transformer.layers.5.mlp.fc"  # layer 20
+    parts = [rank[f"{prefix}.weight"].float() * rank[f"{prefix}.weights_scaling_factor"] for rank in ranks]
+    found = np.concatenate([part.numpy() for part in parts])
+    original = quantize.open_checkpoint(demo_model()).load_float32("model.layers.20.mlp.gate_proj.weight")
+    assert np.linalg.norm(found - original) < 0.0275 * np.linalg.norm(original)
