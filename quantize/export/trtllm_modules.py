@@ -142,10 +142,11 @@ def _same_factors(schemes: dict[str, ModuleScheme]) -> dict[str, ModuleScheme]:
 def _check_mix(source: ExportSource, plan: ModulePlan) -> None:
     whole = next((own.algorithm for own in plan.quantized if own.algorithm in WHOLE_BLOCKS), None)
     if whole is not None and (plan.algorithm == MIXED_PRECISION or plan.unquantized):
-        kept = f"{source.unquantized_modules[0]} and others are not quantized" if plan.unquantized else "found several"
+        names = ", ".join(str(own.algorithm) for own in plan.quantized)
+        kept = f"{source.unquantized_modules[0]} and others are not quantized" if plan.unquantized else f"found {names}"
         raise ExportError(
-            f"{kept}, but {whole} of TensorRT-LLM 1.2 is one scheme for all linears; take a recipe without such "
-            "overrides, or the recipe fp8-static"
+            f"{kept}, but {whole} of TensorRT-LLM 1.2 has to be the one scheme for all linears; take a recipe without "
+            "such overrides, or the recipe fp8-static"
         )
     if source.shape.mixture is None:
         return

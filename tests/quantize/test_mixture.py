@@ -184,8 +184,10 @@ def test_exports_that_are_not_known_to_load_are_refused(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value) and not (tmp_path / "out").exists()
 
     vllm = ExportOptions("compressed-tensors", "vllm")
-    refused("qwen3_moe models cannot be exported for trtllm-build", ExportOptions("trtllm"), scheme="fp8")
-    refused("compressed-tensors for vLLM and SGLang alone, not as 'modelopt'", ExportOptions("modelopt"), scheme="fp8")
+    refused(
+        "builds qwen3_moe models with experts in every layer; layer 0 has none", ExportOptions("trtllm"), scheme="fp8"
+    )
+    refused("vLLM and SGLang and in the format trtllm, not as 'modelopt'", ExportOptions("modelopt"), scheme="fp8")
     refused("not known to load experts stored as int8", vllm, scheme="int8")
     refused("not known to load experts stored as int4 asymmetric", vllm, **INT4, symmetric=False)
     kept = [{"match": "*.experts.2.*", "scheme": "none"}]
