@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from builder.model_spec import ModelSpec
 from builder.network import decoder
+from builder.network.interpreter import Meetings, run_lockstep
+from builder.network.interpreter.values import Array
 from builder.network.weights import WeightSource
 from builder.parallel import Parallelism, Rank
 from builder.sharding.legality import check_parallelism
-from builder.sharding.lockstep import Exchange, run_lockstep
 from builder.sharding.weights import ShardedWeights, spec_of_rank
 from builder.targets.reference.batch import Batch, make_batch
 from builder.targets.reference.rank_ops import RankOps
 from plugins.inflight_batching.step import EngineLimits, StepInputs
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-TOKENS_PER_BLOCK = 32
 
 
 class RankedReference:
@@ -41,41 +38,36 @@ class RankedReference:
         check_parallelism(spec, parallelism, weights)
         self.limits = replace(limits, vocab_size=spec.vocab_size)
         self._ranks = parallelism.ranks()
-        self._tp_size = parallelism.tp_size
         self._specs = [spec_of_rank(spec, rank) for rank in self._ranks]
-        self._ops = [
-            RankOps(
-                local,
-                ShardedWeights(weights, spec, rank),
-                rank,
-                num_slots=limits.num_blocks * limits.tokens_per_block,
-                max_seq_len=limits.max_seq_len,
-            )
-            for local, rank in zip(self._specs, self._ranks, strict=True)
-        ]
+        self._meetings = Meetings(parallelism)
+        self._ops = [self._ops_of(rank, ShardedWeights(weights, spec, rank)) for rank in self._ranks]
 
     def step(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
         """See StepEngine."""
         batch = make_batch(inputs, self.limits.tokens_per_block)
-        results: list[Tensor] = []
-        for first in self._ranks[:: self._tp_size]:
-            results = self._run_stage(first, batch, results)
-        logits: npt.NDArray[np.float32] = results[0].numpy()
+        logits: npt.NDArray[np.float32] = run_lockstep(self._meetings, partial(self._run, batch))[-1]["logits"]
         return logits
 
     def close(self) -> None:
         self._ops = []
 
-    def _run_stage(self, first: Rank, batch: Batch, received: list[Tensor]) -> list[Tensor]:
-        """What each rank of the stage of ``first`` hands on, or the logits. A rank receives from its like."""
+    def _ops_of(self, rank: Rank, weights: ShardedWeights) -> RankOps:
+        return RankOps(
+            self._specs[rank.rank],
+            weights,
+            rank,
+            self._meetings.collective(rank.rank),
+            num_slots=self.limits.num_blocks * self.limits.tokens_per_block,
+            max_seq_len=self.limits.max_seq_len,
+        )
+
+    def _run(self, batch: Batch, rank: int, received: Mapping[str, Array]) -> dict[str, Array]:
         import torch
 
-        def run(rank: int, exchange: Exchange) -> Tensor:
-            ops = self._ops[rank]
-            ops.batch, ops.exchange = batch, exchange
-            if received:
-                ops.hidden = received[rank % self._tp_size]
-            with torch.inference_mode():  # of this thread alone
-                return decoder(ops, self._specs[rank], self._ranks[rank])
-
-        return run_lockstep(first.tp_group, run)
+        ops = self._ops[rank]
+        ops.batch = batch
+        if received:
+            ops.hidden = torch.from_numpy(received["hidden_in"])
+        with torch.inference_mode():  # of this thread alone
+            result = decoder(ops, self._specs[rank], self._ranks[rank]).numpy()
+        return {"logits" if self._ranks[rank].is_last_stage else "hidden_out": result}
