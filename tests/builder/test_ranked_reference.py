@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_models import VOCAB_SIZE, random_ids, run_mixed, save_model
+from tiny_models import FAMILIES_WITH_TRAITS, VOCAB_SIZE, random_ids, run_mixed, save_model
 
 import builder
 import quantize
@@ -19,11 +19,12 @@ from quantize.recipe import Recipe
 LIMITS = EngineLimits(
     max_batch_size=4, max_num_tokens=512, max_seq_len=256, tokens_per_block=32, num_blocks=12, vocab_size=VOCAB_SIZE
 )
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {"attention_bias": True, "mlp_bias": True},
-    "mistral": {"sliding_window": 37},
-    "qwen2": {"num_hidden_layers": 3, "tie_word_embeddings": True},
-    "qwen3": {"head_dim": 24},
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "mistral": ("mistral", {"sliding_window": 37}),
+    "qwen2": ("qwen2", {"num_hidden_layers": 3, "tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {"head_dim": 24}),
+    **FAMILIES_WITH_TRAITS,
 }
 MIXTURES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
@@ -45,7 +46,8 @@ def difference(path: Any, parallelism: Parallelism) -> float:
 @pytest.mark.parametrize("parallelism", SPLITS, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_dense_models(tmp_path, family, parallelism):
-    save_model(tmp_path, family, **FAMILIES[family])
+    model_type, settings = FAMILIES[family]
+    save_model(tmp_path, model_type, **settings)
     assert difference(tmp_path, parallelism) < 1e-4
 
 
