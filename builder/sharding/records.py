@@ -50,6 +50,11 @@ def find(task: RankTask, engine: Path) -> RankResult | None:
         return None
 
 
+def any_kept(engine: Path) -> bool:
+    """Whether the unfinished ``engine`` holds a rank that a next run need not build."""
+    return any(engine.glob(f"{_PREFIX}*.json"))
+
+
 def forget_all(engine: Path) -> None:
     """The engine is whole."""
     for path in engine.glob(f"{_PREFIX}*"):

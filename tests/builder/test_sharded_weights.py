@@ -15,6 +15,7 @@ import quantize
 from builder.model_spec import ModelSpec
 from builder.network.weights import WeightSource, expected_weights
 from builder.parallel import Parallelism, Rank
+from builder.sharding.memory import build_memory, rank_bytes
 from builder.sharding.weights import ShardedWeights, spec_of_rank
 from plansmith_errors import BuildError
 from quantize.recipe import Recipe
@@ -192,3 +193,14 @@ def test_one_rank_has_all(source):
     part = ShardedWeights(weights, spec, Rank())
     assert part.shapes == weights.shapes
     assert spec_of_rank(spec, Rank()) == spec
+
+
+@pytest.mark.parametrize("linears", [SCHEMES["none"], SCHEMES["int4, groups of 32"], SCHEMES["mxfp8"]])
+def test_the_memory_of_a_build_is_estimated_from_the_ranks_own_bytes(source, tmp_path, text, linears):
+    weights, spec = quantized(source, tmp_path / "out", text, linears)
+    whole, *parts = (rank_bytes(weights, spec, rank) for rank in (Rank(), *Parallelism(2).ranks()))
+    assert parts[0] == parts[1]
+    assert whole / 2 <= parts[0] < whole / 2 * 1.05  # norms are on both
+    assert whole < (tmp_path / "out" / "model.safetensors").stat().st_size
+    estimates = [build_memory(weights, spec, Rank(), embedded=embedded) for embedded in (True, False)]
+    assert all(2**30 < estimate < 2**32 for estimate in estimates)
