@@ -22,6 +22,7 @@ VERBS = {
     "package": "Write a Triton model repository around an engine.",
     "serve": "Serve a model repository with Triton until Ctrl-C.",
     "evaluate": "Measure what quantization cost: perplexity, KL divergence, choices.",
+    "plan": "Say on which GPUs a model fits, what it holds there and what bounds its speed.",
     "inspect": "Say what a checkpoint, engine, repository or build file is.",
     "doctor": "Say what this machine can compile, load and serve, and what it lacks.",
     "schema": "Print the JSON Schema of build files.",
@@ -36,6 +37,8 @@ _OTHER_WORDS = {
     "start": "serve",
     "show": "inspect",
     "measure": "evaluate",
+    "size": "plan",
+    "capacity": "plan",
 }
 
 

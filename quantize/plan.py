@@ -161,7 +161,7 @@ def _plan_tensor(
         )
     if role == "vector":
         return PlannedTensor(info, "none", None, (TensorSpec(info.name, dtype, info.shape),))
-    rule = chosen or _rule_for(info.name, role, recipe)
+    rule = chosen or rule_for(info.name, role, recipe)
     if role != "linear" and rule.int4 is not None and rule.int4.is_calibrated:
         raise QuantizeError(
             f"tensor {info.name!r}: method {rule.method} is for the linears of decoder layers; use rtn here"
@@ -176,7 +176,8 @@ def _plan_tensor(
     return PlannedTensor(info, rule.scheme, int4, specs, rule.floats, inputs=rule.inputs, companions=companions)
 
 
-def _rule_for(name: str, role: Role, recipe: Recipe) -> WeightRule:
+def rule_for(name: str, role: Role, recipe: Recipe) -> WeightRule:
+    """How the recipe stores the matrix ``name``, while an automatic choice is not made."""
     if role == "router":  # a token sent to the wrong experts costs more than these few weights could save
         return _KEPT
     for override in reversed(recipe.overrides):

@@ -28,9 +28,14 @@ def check_page_path(path: Path) -> None:
 
 def write_page(path: Path, report: dict[str, Any]) -> None:
     """Write the page whole or not at all. Raises ArtifactError when the disk refuses."""
+    write_whole(path, render_page(report))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all. Raises ArtifactError when the disk refuses."""
     partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_text(render_page(report), encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
         partial.rename(path)
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be written: {error.strerror or error}") from None
