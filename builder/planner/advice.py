@@ -11,7 +11,7 @@ from builder.planner.plan import CapacityPlan, Request, plan_capacity
 from builder.planner.precision import resolve_recipe
 from plansmith_errors import PlansmithError
 
-_SMALLER_WEIGHTS = ("fp8", "int4")
+_SMALLER_WEIGHTS = {"fp8": "fp8", "int8": "int8", "int4": "bf16"}  # and a format of GPUs that take them
 _MOST_GPUS = 1024
 
 
@@ -23,7 +23,9 @@ def what_would_fit(request: Request) -> list[str]:
 
 
 def _other_weights(request: Request) -> Iterator[str]:
-    for weights in _SMALLER_WEIGHTS:
+    for weights, needed in _SMALLER_WEIGHTS.items():
+        if needed not in request.gpu.tflops:
+            continue
         recipe, _ = resolve_recipe(weights)
         precision = replace(request.precision, label=weights, recipe=recipe, stored={})
         layout = _smallest(replace(request, precision=precision))

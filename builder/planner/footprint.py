@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from builder.planner.stage import Stage
+from builder.targets.tensorrt.shapes import max_num_blocks, max_rows, query_tile
 
 _CONTEXT_BYTES = 512 << 20  # a CUDA context with the kernels of an engine loaded; an assumption
 _COMMUNICATOR_BYTES = 512 << 20  # NCCL's channels and buffers where ranks talk; an assumption
@@ -25,6 +26,10 @@ class StepLimits:
     def longest_chunk(self) -> int:
         """New tokens of one sequence in one step."""
         return min(self.max_num_tokens, self.max_seq_len)
+
+    def most_blocks(self, stage: Stage) -> int:
+        """That the pools of an engine with these limits can have, however much memory there is."""
+        return max_num_blocks(self, stage.most_kv_elements // 2)
 
     def blocks_of(self, num_tokens: int) -> int:
         """A sequence's last block counts whole."""
@@ -73,12 +78,12 @@ def activation_bytes(stage: Stage, limits: StepLimits) -> int:
 
 
 def _attention_bytes(stage: Stage, limits: StepLimits) -> int:
-    """Block tables gather the keys and values of all sequences of a layer; queries are padded to the longest chunk."""
-    batch, chunk = limits.max_batch_size, limits.longest_chunk
+    """Block tables gather all keys and values of a layer's rows; queries are padded to rows of one length."""
     context = limits.blocks_of(limits.max_seq_len) * limits.tokens_per_block
-    gathered = batch * context * stage.most_kv_elements
-    padded = 2 * batch * chunk * stage.query_width  # queries, and the output in their place
-    mask = 2 * batch * chunk * context * _MASK_BYTES  # made, and laid out for the kernel
+    rows, tile = max_rows(limits), query_tile(limits)
+    gathered = max(rows, limits.max_batch_size) * context * stage.most_kv_elements
+    padded = 2 * rows * tile * stage.query_width  # queries, and the output in their place
+    mask = 2 * rows * tile * context * _MASK_BYTES  # made, and laid out for the kernel
     residual = limits.max_num_tokens * stage.hidden_size
     return _ACTIVATION_BYTES * (gathered + padded + residual) + mask
 

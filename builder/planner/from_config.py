@@ -32,7 +32,7 @@ def read_decoder_shape(config: Mapping[str, Any], source: str = "config.json") -
         **dict.fromkeys(_LATENT_TYPES, read_latent),
         **dict.fromkeys(_DENSE_TYPES, _read_dense),
     }
-    if model_type not in known:
+    if not isinstance(model_type, str) or model_type not in known:
         names = ", ".join(dict.fromkeys([*SUPPORTED_MODEL_TYPES, *known]))
         raise BuildError(f"{source}: model_type {model_type!r} cannot be planned for; known architectures: {names}")
     return replace(known[model_type](reader), why_not_built=f"architecture {model_type!r} cannot be built yet")

@@ -8,7 +8,7 @@ from builder.planner.decoder_shape import DecoderShape, LayerShape, Matrix
 from builder.planner.from_spec import gated_matrices
 from plansmith_errors import BuildError
 
-_MOST_LAYERS = 10_000
+_MOST_LAYERS = _MOST_EXPERTS = 10_000  # a damaged config must not make us list tensors for ever
 
 
 def read_latent(reader: ConfigReader) -> DecoderShape:
@@ -60,7 +60,7 @@ def _attention(attention: LatentAttention, hidden_size: int, q_rank: int | None)
 
 
 def _experts(reader: ConfigReader, hidden_size: int) -> tuple[Matrix, ...]:
-    count, active = reader.integer("n_routed_experts"), reader.integer("num_experts_per_tok")
+    count, active = reader.integer("n_routed_experts", maximum=_MOST_EXPERTS), reader.integer("num_experts_per_tok")
     if active > count:
         raise BuildError(f"{reader.where}: num_experts_per_tok is {active}; expected at most n_routed_experts, {count}")
     width, shared = reader.integer("moe_intermediate_size"), reader.integer("n_shared_experts", 0, minimum=0)

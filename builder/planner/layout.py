@@ -54,6 +54,11 @@ class Layout:
         return self.footprint.num_blocks
 
     @property
+    def most_tokens(self) -> int:
+        """That the pools of an engine with these limits can be made for, however much memory there is."""
+        return min(self.limits.most_blocks(stage) for stage in self.stages) * self.limits.tokens_per_block
+
+    @property
     def num_tokens(self) -> int:
         """That the KV cache holds."""
         return self.num_blocks * self.limits.tokens_per_block
@@ -95,7 +100,8 @@ class Layout:
     def _holds(self, batch_size: int) -> bool:
         needed = batch_size * self.limits.blocks_of(self.workload.context)
         limits = replace(self.limits, max_batch_size=batch_size)
-        return min(part.num_blocks for part in self._footprints(limits)) >= needed
+        most = min(limits.most_blocks(stage) for stage in self.stages)
+        return min(most, *(part.num_blocks for part in self._footprints(limits))) >= needed
 
     def _footprints(self, limits: StepLimits) -> list[Footprint]:
         memory = self.gpu.memory_bytes

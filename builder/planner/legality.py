@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from builder.parallel import Parallelism
-from builder.planner.attention import GroupedQueryAttention
-from builder.planner.decoder_shape import DecoderShape, Matrix
-from builder.planner.local import local_matrix, stored_bytes
+from builder.planner.attention import Attention, GroupedQueryAttention
+from builder.planner.decoder_shape import DecoderShape, Matrix, Split
+from builder.planner.local import local_matrix
 from builder.planner.precision import Precision
-from plansmith_errors import QuantizeError
-from quantize.recipe import FP8_BLOCK
+from quantize.recipe import BLOCK_SIZES, FP8_BLOCK, WeightRule
 
 
 def obstacle(shape: DecoderShape, precision: Precision, parallelism: Parallelism) -> str | None:
@@ -59,34 +58,41 @@ def _matrix_obstacles(shape: DecoderShape, precision: Precision, parallelism: Pa
     for index, layer in enumerate(shape.layers):
         for matrix in layer.matrices:
             # One layer stands for all that are alike, as far as a recipe treats them alike.
-            if matrix in seen or matrix.split in ("none", "kv_heads"):
+            if matrix in seen or matrix.split == "none":
                 continue
             if not precision.differs_by_name:
                 seen.add(matrix)
-            yield from _split_obstacles(matrix, index, precision, parallelism)
+            yield from _split_obstacles(matrix, index, layer.attention, precision, parallelism)
 
 
-def _split_obstacles(matrix: Matrix, index: int, precision: Precision, parallelism: Parallelism) -> Iterator[str]:
-    parts = parallelism.tp_size // (parallelism.ep_size if matrix.count > 1 else 1)
-    size = matrix.out_features if matrix.split == "columns" else matrix.in_features
-    name = next(matrix.names(f"model.layers.{index}."))
-    if size % parts:
-        yield f"tp_size {parallelism.tp_size}: {name} has {size} {matrix.split}, no multiple of {parts}"
-        return
-    rule = precision.rule(name, matrix.role)
-    if parts > 1 and rule.floats is not None and rule.scheme == "fp8" and rule.floats.granularity == "block":
-        if size // parts % FP8_BLOCK:
-            yield f"tp_size {parallelism.tp_size}: a rank's {size // parts} of {name} cut blocks of {FP8_BLOCK}"
-    elif parts > 1 and matrix.split == "rows":
-        yield from _group_obstacles(name, size // parts, precision, matrix, parallelism)
-
-
-def _group_obstacles(
-    name: str, size: int, precision: Precision, matrix: Matrix, parallelism: Parallelism
+def _split_obstacles(
+    matrix: Matrix, index: int, attention: Attention, precision: Precision, parallelism: Parallelism
 ) -> Iterator[str]:
-    part = local_matrix(matrix, parallelism)
-    try:
-        stored_bytes(name, part.out_features, part.in_features, precision.rule(name, matrix.role), precision)
-    except QuantizeError as error:
-        reason = str(error).partition("; ")[0]
-        yield f"tp_size {parallelism.tp_size}: a rank's {size} inputs are cut within a group ({reason})"
+    parts = parallelism.tp_size // (parallelism.ep_size if matrix.count > 1 else 1)
+    name = next(matrix.names(f"model.layers.{index}."))
+    whole = matrix.in_features if matrix.split == "rows" else matrix.out_features
+    if matrix.split != "kv_heads" and whole % parts:
+        yield f"tp_size {parallelism.tp_size}: {name} has {whole} {matrix.split}, no multiple of {parts}"
+        return
+    part = local_matrix(matrix, parallelism, attention)
+    size = part.in_features if matrix.split == "rows" else part.out_features
+    rule = precision.rule(name, matrix.role)
+    step = _group_length(rule, matrix.split)
+    if size != whole and not _leaves_groups_whole(rule, step, size):
+        yield f"tp_size {parallelism.tp_size}: a rank's {size} of {name} tear {rule.scheme} groups of {step}"
+
+
+def _group_length(rule: WeightRule, split: Split) -> int:
+    """How many neighbours along the split share a scale; 1 where a scale serves any part of them."""
+    if rule.scheme == "fp8" and rule.granularity == "block":
+        return FP8_BLOCK
+    if split != "rows":
+        return 1
+    if rule.int4 is not None:
+        return max(rule.int4.group_size, 1)  # 0: a scale for each row
+    return BLOCK_SIZES.get(rule.scheme, 1)
+
+
+def _leaves_groups_whole(rule: WeightRule, step: int, size: int) -> bool:
+    """A part holds whole groups, or lies within one and takes its scale along, as builder.sharding cuts."""
+    return size % step == 0 or (step % size == 0 and rule.scheme in ("int4", "fp8"))

@@ -105,9 +105,13 @@ def _linear_costs(local: Iterable[tuple[Matrix, Matrix]], prefix: str, precision
 
 
 def _mlp_elements(part: Matrix) -> int:
-    """Gate, up and their product: each as wide as what the way down reads."""
-    is_down = part.split == "rows" and not part.name.startswith("self_attn.")
-    return 3 * part.in_features if is_down else 0
+    """Gate, up and their product, each as wide as what the way down reads.
+
+    Of experts also their outputs, which are summed up in float32; the network computes them side by side.
+    """
+    if part.split != "rows" or part.name.startswith("self_attn."):
+        return 0
+    return 3 * part.in_features if part.count == 1 else 3 * part.count * (part.in_features + part.out_features)
 
 
 def stored_bytes(name: str, out_features: int, in_features: int, rule: WeightRule, precision: Precision) -> int:
@@ -115,6 +119,8 @@ def stored_bytes(name: str, out_features: int, in_features: int, rule: WeightRul
     bits = _auto_bits(precision) if rule is precision.recipe.linears else None
     if bits is not None:
         return round(out_features * in_features * bits / 8)
+    if rule.int4 is not None and rule.int4.group_size > in_features:
+        rule = rule.model_copy(update={"group_size": "channel"})  # a part of one group keeps its scale
     return _bytes_by_rule(name, out_features, in_features, rule, precision.kept_dtype)
 
 

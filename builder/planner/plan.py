@@ -39,10 +39,13 @@ class CapacityPlan:
 
     @property
     def smallest(self) -> Layout | None:
-        """The fewest GPUs that hold the workload; among as many, the one with the quickest decode step."""
+        """The fewest GPUs that hold the workload; among as many, the quickest decode step, then the most room."""
         fitting = [layout for layout in self.layouts if layout.fits]
-        batch_size = self.request.workload.batch_size
-        return min(fitting, key=lambda layout: (_size(layout), layout.decode(batch_size).seconds), default=None)
+        return min(fitting, key=self._preference, default=None)
+
+    def _preference(self, layout: Layout) -> tuple[int, float, int]:
+        seconds = layout.decode(self.request.workload.batch_size).seconds
+        return layout.parallelism.world_size, seconds, -layout.num_blocks
 
 
 def plan_capacity(request: Request) -> CapacityPlan:
@@ -102,10 +105,6 @@ def _why_none(request: Request) -> str:
 
 def _divisors(number: int) -> list[int]:
     return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
-
-
-def _size(layout: Layout) -> int:
-    return layout.parallelism.world_size
 
 
 def _order(layout: Layout) -> tuple[int, int, int]:

@@ -10,12 +10,13 @@ from typing import Any, Literal
 import numpy as np
 
 from builder.planner.gpu import Gpu, MathFormat
+from builder.targets.tensorrt.legality import RTX_TYPES
 from plansmith_errors import ConfigError
 from quantize.architectures import Role
 from quantize.dtypes import BFLOAT16
 from quantize.plan import rule_for
 from quantize.recipe import Recipe, WeightRule
-from quantize.recipe_files import list_recipes, load_recipe
+from quantize.recipe_files import RecipeSource, list_recipes, load_recipe
 
 KvFormat = Literal["fp16", "bf16", "fp8", "int8"]
 KV_BYTES: dict[KvFormat, int] = {"fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}  # scales are of whole tensors
@@ -45,6 +46,11 @@ class Precision:
     def differs_by_name(self) -> bool:
         """Whether matrices of one kind may be stored in different ways, by layer or by expert."""
         return bool(self.stored or self.recipe.overrides)
+
+    @property
+    def rules(self) -> tuple[WeightRule, ...]:
+        """Every rule that a linear may have."""
+        return (self.recipe.linears, *self.recipe.overrides, *self.stored.values())
 
     @property
     def kept_dtype(self) -> np.dtype[Any]:
@@ -80,11 +86,28 @@ def resolve_recipe(weights: str) -> tuple[Recipe, Literal["float16", "bfloat16"]
     name = _RECIPES.get(weights, weights)
     if name not in list_recipes() and not name.endswith((".yaml", ".yml")):
         raise ConfigError(f"--weights {weights!r} is unknown; expected {', '.join([*WEIGHT_WORDS, *list_recipes()])}")
-    return load_recipe(name), None
+    return sized_recipe(name), None
+
+
+def sized_recipe(source: RecipeSource) -> Recipe:
+    """A recipe whose sizes are known before it is applied. Raises ConfigError for one that must measure first."""
+    recipe = load_recipe(source)
+    if recipe.auto is not None and recipe.auto.budget.bits_per_weight is None:
+        raise ConfigError(
+            f"recipe {recipe.name!r}: auto.budget.{recipe.auto.budget.key} says no size before it is measured; plan "
+            "the quantized checkpoint, or give --weights"
+        )
+    return recipe
 
 
 def missing_formats(precision: Precision, gpu: Gpu) -> list[MathFormat]:
     """Formats of the recipe that the GPU's tensor cores do not multiply: such products run in 16 bits."""
-    rules = (precision.recipe.linears, *precision.recipe.overrides, *precision.stored.values())
-    found = dict.fromkeys(precision.math(rule) for rule in rules)
+    found = dict.fromkeys(precision.math(rule) for rule in precision.rules)
     return [math for math in found if math not in gpu.tflops and math != "fp16"]
+
+
+def uncompiled_schemes(precision: Precision, gpu: Gpu) -> list[str]:
+    """Schemes of weights that TensorRT-RTX does not compile for the GPU, where it compiles for it at all."""
+    known = RTX_TYPES.get(gpu.sm)
+    found = dict.fromkeys(rule.scheme for rule in precision.rules if rule.scheme != "none")
+    return [] if known is None else [scheme for scheme in found if scheme not in known]

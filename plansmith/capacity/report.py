@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 from builder.parallel import Parallelism
 from builder.planner.layout import Layout
 from builder.planner.plan import CapacityPlan, Request
-from builder.planner.precision import missing_formats
+from builder.planner.precision import missing_formats, uncompiled_schemes
 from builder.planner.roofline import StepTime
 from builder.planner.stage import pipeline_stages
 
@@ -86,26 +87,44 @@ def _step(step: StepTime) -> dict[str, Any]:
 
 
 def _notes(plan: CapacityPlan) -> list[str]:
-    request, gpu, smallest = plan.request, plan.request.gpu, plan.smallest
-    notes = []
+    return [*_model_notes(plan.request), *_engine_notes(plan)]
+
+
+def _model_notes(request: Request) -> Iterator[str]:
+    """What of the model or its precision the build or the GPU does not honour."""
     if request.shape.why_not_built is not None:
-        notes.append(f"{request.shape.why_not_built}; the plan is for run-times that have it")
-    missing = missing_formats(request.precision, gpu)
+        yield f"{request.shape.why_not_built}; it is planned as if it could"
+    missing = missing_formats(request.precision, request.gpu)
+    if "bf16" in missing:
+        missing.remove("bf16")
+        yield f"sm{request.gpu.sm} has no bf16: build in float16, which takes as much"
     if missing:
         names = " and ".join(missing)
-        notes.append(f"sm{gpu.sm} does not multiply {names}: such weights are unpacked and multiplied in 16 bits")
+        yield f"sm{request.gpu.sm} does not multiply {names}: timed as if unpacked and multiplied in 16 bits"
+    uncompiled = uncompiled_schemes(request.precision, request.gpu)
+    if uncompiled:
+        yield f"TensorRT-RTX does not compile {' and '.join(uncompiled)} for sm{request.gpu.sm}"
     if request.precision.kv_cache == "fp8":
-        notes.append("TensorRT-RTX builds no FP8 KV cache: there, int8 takes as much")
+        yield "TensorRT-RTX builds no FP8 KV cache: there, int8 takes as much"
     windows = [layer.attention.window for layer in request.shape.layers if layer.attention.window is not None]
     if windows and min(windows) < request.workload.context:
-        notes.append(
-            f"{len(windows)} layers see {min(windows)} tokens at most, yet keep all: layers share their block tables"
-        )
-    if smallest is not None and smallest.num_sequences > request.limits.max_batch_size:
-        notes.append(
-            f"a step takes max_batch_size {request.limits.max_batch_size} of {smallest.num_sequences} sequences; "
+        yield f"{len(windows)} layers see {min(windows)} tokens at most, yet keep all: layers share their block tables"
+    if request.shape.has_experts:
+        yield "times are of chosen experts alone; the TensorRT targets compute all experts for every token"
+
+
+def _engine_notes(plan: CapacityPlan) -> Iterator[str]:
+    """What of the smallest layout's memory the limits of the engine leave unused, and what is timed too well."""
+    gpu, limits, smallest = plan.request.gpu, plan.request.limits, plan.smallest
+    if smallest is not None and smallest.num_sequences > limits.max_batch_size:
+        yield (
+            f"a step takes max_batch_size {limits.max_batch_size} of {smallest.num_sequences} sequences; "
             f"{smallest.largest_batch} would fit"
         )
+    if smallest is not None and smallest.num_tokens > smallest.most_tokens:
+        yield (
+            f"the pools of an engine with these limits hold {smallest.most_tokens} tokens at most, memory "
+            f"{smallest.num_tokens}: a larger max_batch_size uses it"
+        )
     if gpu.nvlink is not None and any(layout.parallelism.tp_size > gpu.nvlink_gpus for layout in plan.layouts):
-        notes.append(f"NVLink joins {gpu.nvlink_gpus} GPUs: a larger tp_size is timed over PCIe, a network adds to it")
-    return notes
+        yield f"NVLink joins {gpu.nvlink_gpus} GPUs: a larger tp_size is timed over PCIe, a network adds to it"

@@ -12,7 +12,7 @@ from builder.planner.from_config import read_decoder_shape
 from builder.planner.gpu import find_gpu
 from builder.planner.layout import Workload
 from builder.planner.plan import Request
-from builder.planner.precision import KvFormat, Precision, resolve_recipe
+from builder.planner.precision import KvFormat, Precision, resolve_recipe, sized_recipe
 from builder.planner.stored import read_stored
 from plansmith.capacity.source import Source
 from plansmith_errors import BuildError, ConfigError
@@ -103,7 +103,7 @@ def _weights(source: Source, weights: str | None, floats: Floats) -> Precision:
         recipe, given = resolve_recipe(weights)
         return Precision(weights, recipe, recipe.kv_cache or plain, given or floats)
     if source.is_build_file:
-        recipe = load_recipe(source.build_file.quantize.recipe)
+        recipe = sized_recipe(source.build_file.quantize.recipe)
         return Precision(recipe.name, recipe, recipe.kv_cache or plain, floats)
     stored = read_stored(source.config, source.where)
     if stored is None:

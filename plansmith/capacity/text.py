@@ -70,7 +70,7 @@ def summary_lines(report: dict[str, Any]) -> list[str]:
     active = f", {model['num_active_parameters'] / 1e9:.1f}B for each token" if model["has_experts"] else ""
     sequences = "sequence" if workload["batch_size"] == 1 else "sequences"
     return [
-        f"model      {model['source']}: {model['architecture']}, {model['num_parameters'] / 1e9:.2f}B parameters"
+        f"model      {model['source']}: {model['architecture']}, {_parameters(model['num_parameters'])} parameters"
         f"{active}, {model['num_layers']} layers",
         f"weights    {weights['precision']}: {human_bytes(weights['nbytes'])}, "
         f"{weights['bytes_per_parameter']:.3f} bytes per parameter",
@@ -106,6 +106,10 @@ def _speed(step: dict[str, Any]) -> str:
         f"at least {_milliseconds(step['seconds'])} ms, {_milliseconds(step['seconds_per_token'])} ms per token, "
         f"at most {step['tokens_per_second']:.0f} tokens/s; bound by {step['bound']}"
     )
+
+
+def _parameters(count: int) -> str:
+    return f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"
 
 
 def _gpus(count: int) -> str:
