@@ -13,6 +13,7 @@ class GroupedQueryAttention:
     num_kv_heads: int
     head_dim: int
     window: int | None = None  # tokens that a query sees, itself included; None: all
+    is_capped: bool = False  # scores are soft-capped, which no fused kernel does: they are kept
 
     def kv_elements(self, tp_size: int) -> int:
         """Keys and values of one token. A rank has one head at least: with more ranks than heads they are copied."""
@@ -44,6 +45,7 @@ class LatentAttention:
     qk_rope_head_dim: int
     v_head_dim: int
     window: int | None = None
+    is_capped: bool = False
 
     def kv_elements(self, tp_size: int) -> int:
         return self.kv_lora_rank + self.qk_rope_head_dim

@@ -10,6 +10,7 @@ from builder.targets.tensorrt.shapes import max_num_blocks, max_rows, query_tile
 _CONTEXT_BYTES = 512 << 20  # a CUDA context with the kernels of an engine loaded; an assumption
 _COMMUNICATOR_BYTES = 512 << 20  # NCCL's channels and buffers where ranks talk; an assumption
 _ACTIVATION_BYTES, _LOGIT_BYTES, _MASK_BYTES = 2, 4, 1
+_SCORE_BYTES = 6  # in float32 before the softmax, in 16 bits after
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,9 @@ def _attention_bytes(stage: Stage, limits: StepLimits) -> int:
     gathered = max(rows, limits.max_batch_size) * context * stage.most_kv_elements
     padded = 2 * rows * tile * stage.query_width  # queries, and the output in their place
     mask = 2 * rows * tile * context * _MASK_BYTES  # made, and laid out for the kernel
+    scores = rows * tile * context * stage.num_kept_scores * _SCORE_BYTES
     residual = limits.max_num_tokens * stage.hidden_size
-    return _ACTIVATION_BYTES * (gathered + padded + residual) + mask
+    return _ACTIVATION_BYTES * (gathered + padded + residual) + mask + scores
 
 
 def _mlp_bytes(stage: Stage, limits: StepLimits) -> int:

@@ -7,15 +7,13 @@ from builder.planner.attention import GroupedQueryAttention
 from builder.planner.decoder_shape import DecoderShape, LayerShape, Matrix
 from quantize.mixture import Mixture
 
-_NORMS_AROUND_BLOCKS = {"gemma2": 4, "gemma3": 4, "gemma3_text": 4}  # before and after attention and MLP; else two
-
 
 def shape_of_spec(spec: ModelSpec) -> DecoderShape:
     return DecoderShape(
         model_type=spec.model_type,
         hidden_size=spec.hidden_size,
         vocab_size=spec.vocab_size,
-        max_positions=spec.rope.max_positions,
+        max_positions=spec.max_positions,
         layers=tuple(_layer(spec, layer) for layer in range(spec.num_layers)),
         is_tied=spec.tie_word_embeddings,
     )
@@ -23,13 +21,19 @@ def shape_of_spec(spec: ModelSpec) -> DecoderShape:
 
 def _layer(spec: ModelSpec, layer: int) -> LayerShape:
     mixture = spec.mixture
-    attention = GroupedQueryAttention(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.sliding_windows[layer])
+    attention = GroupedQueryAttention(
+        spec.num_heads,
+        spec.num_kv_heads,
+        spec.head_dim,
+        window=spec.sliding_windows[layer],
+        is_capped=spec.attention_soft_cap is not None,
+    )
     matrices = attention_matrices(attention, spec.hidden_size, qkv_bias=spec.qkv_bias, o_bias=spec.o_bias)
     if mixture is not None and mixture.sparse_layers[layer]:
         matrices += mixture_matrices(mixture, spec.hidden_size)
     else:
         matrices += gated_matrices("mlp", spec.hidden_size, spec.intermediate_size, has_bias=spec.mlp_bias)
-    norms = _NORMS_AROUND_BLOCKS.get(spec.model_type, 2) * spec.hidden_size
+    norms = (4 if spec.post_norms else 2) * spec.hidden_size
     return LayerShape(matrices, norms + (2 * spec.head_dim if spec.qk_norm else 0), attention)
 
 

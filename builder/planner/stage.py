@@ -53,6 +53,12 @@ class Stage:
         return max(cost.attention.output_width for cost, _ in self.layers) // self.parallelism.tp_size
 
     @property
+    def num_kept_scores(self) -> int:
+        """For each query and key token: one of each head where scores are soft-capped, else none."""
+        heads = max((cost.attention.num_heads for cost, _ in self.layers if cost.attention.is_capped), default=0)
+        return heads // self.parallelism.tp_size
+
+    @property
     def mlp_elements(self) -> int:
         return max(cost.mlp_elements for cost, _ in self.layers)
 

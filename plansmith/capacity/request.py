@@ -20,7 +20,6 @@ from quantize.recipe_files import load_recipe
 
 _NODE = 8  # GPUs, when the number is not given
 _DEFAULT_MAX_SEQ_LEN = 4096
-_TOKENS_PER_BLOCK = 64
 
 Floats = Literal["float16", "bfloat16"]
 
@@ -59,9 +58,8 @@ def make_request(source: Source, options: PlanOptions) -> Request:
 
 
 def _fixed(build: BuildOptions, name: str) -> int | None:
-    """What a build file for GPUs says of parallelism; its default for one that does not speak of GPUs is no choice."""
-    size = getattr(build, name, None)
-    return size if size is not None and name in build.model_fields_set else None
+    """What a build file says of parallelism; its default is no choice."""
+    return getattr(build, name) if name in build.model_fields_set else None
 
 
 def _num_gpus(sizes: dict[str, int | None]) -> int:
@@ -86,12 +84,12 @@ def _limits(shape: DecoderShape, build: BuildOptions, context: int | None) -> St
         max_batch_size=build.max_batch_size,
         max_num_tokens=build.max_num_tokens,
         max_seq_len=longest,
-        tokens_per_block=getattr(build, "tokens_per_block", None) or _TOKENS_PER_BLOCK,
+        tokens_per_block=build.resolved_tokens_per_block,
     )
 
 
 def _precision(source: Source, options: PlanOptions, build: BuildOptions) -> Precision:
-    floats = getattr(build, "dtype", None) or _floats(source.config)
+    floats = build.dtype or _floats(source.config)
     precision = _weights(source, options.weights, floats)
     return replace(precision, kv_cache=_kv_cache(options.kv_cache, build, precision))
 
@@ -114,7 +112,7 @@ def _weights(source: Source, weights: str | None, floats: Floats) -> Precision:
 
 
 def _kv_cache(given: str | None, build: BuildOptions, precision: Precision) -> KvFormat:
-    wanted = given or getattr(build, "kv_cache_dtype", None)
+    wanted = given or build.kv_cache_dtype
     if wanted == "auto":
         return _float_word(precision.floats)
     return cast("KvFormat", wanted) if wanted is not None else precision.kv_cache

@@ -82,9 +82,19 @@ def test_what_cannot_be_built_says_so():
 
 
 def test_a_model_that_sees_is_planned_by_its_language_part():
-    language = {key: value for key, value in configs.LLAMA31_8B.items() if key != "model_type"}
-    config = {"model_type": "llava", "text_config": {"model_type": "llama", **language}}
-    assert read_decoder_shape(config).num_parameters == read_decoder_shape(configs.LLAMA31_8B).num_parameters
+    """Gemma 3 4B has 4.3B parameters with its eyes (arXiv 2503.19786, table 1: 417M of vision), 3.88B without."""
+    text = {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    }
+    shape = read_decoder_shape({"model_type": "gemma3", "text_config": text})
+    assert shape.num_parameters / 1e9 == pytest.approx(3.88, abs=0.005)
+    assert shape.why_not_built is None and shape.layers[5].attention.window is None
+    assert [layer.attention.window for layer in shape.layers[:5]] == [1024] * 5
 
 
 @pytest.mark.parametrize(

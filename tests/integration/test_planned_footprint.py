@@ -29,6 +29,15 @@ LLAMA = {
     "max_position_embeddings": 8192,
 }
 WIDE_GROUPS = {"hidden_size": 2048, "num_key_value_heads": 2, "intermediate_size": 1792}  # a quarter of 70B's heads
+GEMMA2 = {
+    "model_type": "gemma2",
+    "head_dim": 64,
+    "query_pre_attn_scalar": 64,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 4096,
+}
 MIXTRAL = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 1024}
 
 
@@ -79,6 +88,7 @@ def stated(trt, config, limits):
         ({}, StepLimits(16, 1024, 1024)),  # rows of long prompts beside sequences
         (WIDE_GROUPS, StepLimits(32, 2048, 4096)),
         ({}, StepLimits(2, 4096, 256)),  # the MLP takes most
+        (GEMMA2, StepLimits(8, 256, 2048)),  # capped scores are kept
         (MIXTRAL, StepLimits(2, 4096, 256)),  # experts side by side
     ],
 )

@@ -83,6 +83,18 @@ def test_a_build_file_says_the_precision_and_the_limits(config, tmp_path):
     assert report(tmp_path / "model", "--gpu", "h100")["weights"]["precision"] == "bf16"  # a checkpoint's directory
 
 
+def test_a_build_file_for_gpus_says_the_parallelism_and_the_types(config, tmp_path):
+    build_file = tmp_path / "build.yaml"
+    options = "target: tensorrt-rtx, tp_size: 2, pp_size: 2, dtype: float16, kv_cache_dtype: int8, tokens_per_block: 32"
+    build_file.write_text(f"model: .\nquantize: {{recipe: int8-sq}}\nbuild: {{{options}}}\n")
+    found = report(build_file, "--gpu", "l4")
+    assert found["num_gpus"] == 4 and found["smallest"] == {"tp_size": 2, "pp_size": 2, "ep_size": 1}
+    assert len(found["layouts"]) == 1 and found["limits"]["tokens_per_block"] == 32
+    assert found["kv_cache"]["dtype"] == "int8"
+    assert report(build_file, "--gpu", "l4", "--set", "build.kv_cache_dtype=auto")["kv_cache"]["dtype"] == "fp16"
+    assert report(build_file, "--gpu", "l4", "--tp", "4", "--pp", "1")["smallest"]["tp_size"] == 4
+
+
 def test_a_recipe_with_a_quantized_cache_plans_one(config):
     assert report(config, "--gpu", "h100", "--weights", "int8-kv8")["kv_cache"]["dtype"] == "int8"
     found = report(config, "--gpu", "h100", "--weights", "fp8-kv8")
