@@ -44,7 +44,7 @@ def make_request(source: Source, options: PlanOptions) -> Request:
     gpu = find_gpu(options.gpu)
     shape = read_decoder_shape(source.config, source.where)
     build = source.build_file.build
-    limits = _limits(shape, build, options.context)
+    limits = _limits(shape, build, options.context, options.batch_size)
     sizes = {name: getattr(options, name) or _fixed(build, name) for name in ("tp_size", "pp_size", "ep_size")}
     return Request(
         shape=shape,
@@ -68,7 +68,7 @@ def _num_gpus(sizes: dict[str, int | None]) -> int:
     return _NODE
 
 
-def _limits(shape: DecoderShape, build: BuildOptions, context: int | None) -> StepLimits:
+def _limits(shape: DecoderShape, build: BuildOptions, context: int | None, batch_size: int) -> StepLimits:
     longest = build.max_seq_len
     if longest is not None and longest > shape.max_positions:
         raise BuildError(
@@ -81,11 +81,22 @@ def _limits(shape: DecoderShape, build: BuildOptions, context: int | None) -> St
     if context is not None and context > longest:
         raise ConfigError(f"--context is {context}, but build.max_seq_len is {longest}; raise it, or plan for less")
     return StepLimits(
-        max_batch_size=build.max_batch_size,
+        max_batch_size=_max_batch_size(build, batch_size),
         max_num_tokens=build.max_num_tokens,
         max_seq_len=longest,
         tokens_per_block=build.resolved_tokens_per_block,
     )
+
+
+def _max_batch_size(build: BuildOptions, batch_size: int) -> int:
+    """An engine that takes as many sequences as are asked for, unless the build says otherwise."""
+    if batch_size <= build.max_batch_size:
+        return build.max_batch_size
+    if "max_batch_size" in build.model_fields_set:
+        raise ConfigError(
+            f"--batch is {batch_size}, but build.max_batch_size is {build.max_batch_size}; raise it, or plan for fewer"
+        )
+    return batch_size
 
 
 def _precision(source: Source, options: PlanOptions, build: BuildOptions) -> Precision:

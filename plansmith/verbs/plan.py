@@ -30,7 +30,14 @@ _COUNT = click.IntRange(min=1)
     help="Type of keys and values; default: as SOURCE says.",
 )
 @click.option("--context", type=_COUNT, metavar="N", help="Tokens of a sequence, prompt and answer (max_seq_len).")
-@click.option("--batch", "batch_size", type=_COUNT, default=1, metavar="N", help="Sequences that must fit at once (1).")
+@click.option(
+    "--batch",
+    "batch_size",
+    type=click.IntRange(1, 4096),
+    default=1,
+    metavar="N",
+    help="Sequences that must fit at once (1).",
+)
 @click.option("--tp", "tp_size", type=_COUNT, metavar="N", help="Tensor-parallel size; default: every legal one.")
 @click.option("--pp", "pp_size", type=_COUNT, metavar="N", help="Pipeline stages; default: every legal number.")
 @click.option("--ep", "ep_size", type=_COUNT, metavar="N", help="Expert-parallel size; default: 1 and all of tp.")

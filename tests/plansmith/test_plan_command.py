@@ -58,6 +58,12 @@ def test_a_bare_config_becomes_a_table(config):
     assert "bound by memory" in text and "bound by compute" in text
 
 
+def test_an_engine_takes_as_many_sequences_as_are_asked_for(config):
+    found = report(config, "--gpu", "h100", "--batch", "100")
+    assert found["limits"]["max_batch_size"] == 100
+    assert found["layouts"][-1]["decode"]["num_tokens"] == 100
+
+
 def test_json_has_what_the_table_has_and_more(config):
     found = report(config, "--gpu", "h100", "--weights", "fp8", "--kv-cache", "int8", "--context", "8192")
     assert found["weights"]["precision"] == "fp8" and found["kv_cache"] == {"dtype": "int8", "bytes_per_token": 65536}
@@ -176,6 +182,10 @@ def test_the_page_needs_nothing_else_and_escapes_names(tmp_path):
         (["config.json", "--gpu", "h100", "--gpus", "0"], "0 is not in the range"),
         (["config.json", "--gpu", "h100", "--context", "200000"], "the model has 131072 positions"),
         (["config.json", "--gpu", "h100", "--context", "4096", "--set", "build.max_seq_len=64"], "max_seq_len is 64"),
+        (
+            ["config.json", "--gpu", "h100", "--batch", "9", "--set", "build.max_batch_size=8"],
+            "max_batch_size is 8; raise",
+        ),
         (["config.json", "--gpu", "h100", "--set", "build.max_seq_len=200000"], "the model has 131072 positions"),
         (["config.json", "--gpu", "h100", "--set", "quantize.recipe=fp8"], "only keys of the section 'build'"),
         (["config.json", "--gpu", "h100", "--plot", "plan.png"], "ends in .svg or .html"),
