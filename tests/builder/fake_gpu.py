@@ -20,7 +20,7 @@ from builder.network.weights import WeightSource
 from builder.parallel import Parallelism, Rank
 from builder.sharding.weights import ShardedWeights, spec_of_rank
 from builder.targets.tensorrt.network import build_network
-from builder.targets.tensorrt.options import NetworkOptions
+from builder.targets.tensorrt.options import MODES, NetworkOptions
 from builder.targets.tensorrt.runtime.layout import EngineLayout, PlanFile
 from plansmith_errors import EngineError
 from quantize import open_checkpoint
@@ -93,7 +93,7 @@ class FakeEngine:
         rank = Rank(Parallelism(**settings["parallelism"]), settings["rank"])
         weights = ShardedWeights(WeightSource(checkpoint, spec), spec, rank)
         options = NetworkOptions(**{**settings["options"], "sms": tuple(settings["options"]["sms"])})
-        self.built = build_network(trt, spec_of_rank(spec, rank), weights, rank, options, settings["mode"])
+        self.built = build_network(trt, spec_of_rank(spec, rank), weights, rank, options)
         self.trt, self.device = trt, device
         network = self.built.network
         inputs = [network.get_input(index) for index in range(network.num_inputs)]
@@ -115,7 +115,7 @@ class FakeEngine:
         return tuple(self.tensors[name].shape)
 
     def get_tensor_profile_shape(self, name, profile_index):
-        return self.built.profiles[name]
+        return self.built.graph.profiles[MODES[profile_index]][name]
 
 
 class FakeExecutionContext:
@@ -124,9 +124,14 @@ class FakeExecutionContext:
     def __init__(self, engine: FakeEngine):
         self._engine, self._shapes, self._addresses, self._communicator = engine, {}, {}, None
         self._interpreter = None
+        self._profile = 0
+
+    def set_optimization_profile_async(self, profile_index, stream):
+        self._profile = profile_index
+        return True
 
     def set_input_shape(self, name, shape):
-        largest = self._engine.built.profiles.get(name, ((), (), shape))[2]
+        largest = self._engine.built.graph.profiles[MODES[self._profile]].get(name, ((), (), shape))[2]
         self._shapes[name] = tuple(shape)
         return all(size <= most for size, most in zip(shape, largest, strict=True))
 
@@ -280,15 +285,14 @@ def fake_engine(directory: Path, checkpoint: Path, parallelism: Parallelism, opt
     spec = ModelSpec.from_hf_config(open_checkpoint(checkpoint).config)
     plans, weights = [], []
     for rank in parallelism.ranks():
-        names = {mode: f"rank{rank.rank}.{mode}.plan" for mode in ("mixed", "decode")}
-        for mode, name in names.items():
-            settings = {"checkpoint": str(checkpoint), "rank": rank.rank, "parallelism": vars(parallelism)}
-            (directory / name).write_text(json.dumps(settings | {"options": vars(options), "mode": mode}))
-        plans.append(tuple(PlanFile(name, (mode,)) for mode, name in names.items()))
+        plan = PlanFile(f"rank{rank.rank}.plan", MODES)
+        settings = {"checkpoint": str(checkpoint), "rank": rank.rank, "parallelism": vars(parallelism)}
+        (directory / plan.name).write_text(json.dumps(settings | {"options": vars(options)}))
+        plans.append((plan,))
         weights.append(())
         if options.weights == "external":
             weights[-1] = (f"rank{rank.rank}.safetensors",)
-            external = FakeEngine(directory / names["mixed"], FakeDevice()).built.external
+            external = FakeEngine(directory / plan.name, FakeDevice()).built.external
             save_file({name: payload.array for name, payload in external.items()}, directory / weights[-1][0])
     return EngineLayout(
         target="tensorrt-rtx",

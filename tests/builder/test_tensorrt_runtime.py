@@ -144,7 +144,7 @@ def test_a_rank_that_hangs_is_given_up_after_the_time_limit(load):
 
 def test_a_plan_that_is_damaged_on_one_rank_is_told_with_its_rank(tmp_path, checkpoint):
     layout = fake_engine(tmp_path, checkpoint, Parallelism(tp_size=2), OPTIONS)
-    (tmp_path / "rank1.decode.plan").write_text("not a plan")
+    (tmp_path / "rank1.plan").write_text("not a plan")
     with pytest.raises(EngineError, match="rank 1: "):
         TensorRtEngine(layout, num_blocks=4, gpu=FAKE_GPU, step_timeout_s=20)
 

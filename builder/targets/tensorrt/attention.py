@@ -1,7 +1,7 @@
 """Attention over paged keys and values with TensorRT's own layers.
 
 A page is one batch row of KVCacheUpdate, which writes the new tokens in place; pages are then gathered by the block
-tables. The queries of a ``mixed`` step are padded to rows and masked by position, since no kernel takes ragged ones.
+tables. Queries are padded to rows and masked by position, since no kernel takes ragged ones.
 """
 
 from __future__ import annotations
@@ -35,21 +35,17 @@ class PagedAttention:
 
     def _rows(self, q: Tensor, attention: AttentionSpec) -> Tensor:
         """[num_tokens, num_heads, head_dim] to [num_rows, num_heads, queries, head_dim]."""
-        if self._step.mode == "decode":
-            return self._graph.shuffle(q, (-1, attention.num_heads, 1, attention.head_dim))
         rows = self._graph.gather(q, self._step.query_gather)
         return self._graph.shuffle(rows, first=(0, 2, 1, 3))
 
     def _tokens(self, attended: Tensor, attention: AttentionSpec) -> Tensor:
         """[num_rows, num_heads, queries, head_dim] to [num_tokens, num_heads * head_dim]."""
         features = attention.num_heads * attention.head_dim
-        if self._step.mode == "decode":
-            return self._graph.shuffle(attended, (-1, features))
         rows = self._graph.shuffle(attended, (-1, features), first=(0, 2, 1, 3))
         return self._graph.gather(rows, self._step.query_scatter)
 
     def _fused(self, q: Tensor, k: Tensor, v: Tensor, attention: AttentionSpec) -> Tensor:
-        """IAttention: it has no scale of its own, and takes a mask or lengths, not both of mask and causality."""
+        """IAttention: it has no scale of its own, and takes no mask beside its own causality."""
         graph, trt = self._graph, self._graph.trt
         scaled = graph.scaled(q, attention.scale)
         softmax, no_causality = trt.AttentionNormalizationOp.SOFTMAX, trt.CausalMaskKind.NONE
@@ -58,10 +54,7 @@ class PagedAttention:
             f"model.layers.{attention.layer}.self_attn",
         )
         layer.decomposable = graph.dtype == "float32"  # there is no fused kernel of it
-        if self._step.mode == "decode" and attention.sliding_window is None:
-            graph.set_checked(layer, "key_value_lengths", self._step.kv_lens)
-        else:
-            graph.set_checked(layer, "mask", self._mask(attention.sliding_window))
+        graph.set_checked(layer, "mask", self._mask(attention.sliding_window))
         return layer.get_output(0)
 
     def _primitive(self, q: Tensor, k: Tensor, v: Tensor, attention: AttentionSpec) -> Tensor:

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from builder.gpu_manifest import Footprint
+
 Severity = Literal["internal_error", "error", "warning", "info", "verbose"]
 
 _MEMORY = {
@@ -59,15 +61,6 @@ class BuildLog:
         return BuildLog(self.lines[mark:])
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """Device memory of one plan in bytes, as the builder states it; None where it did not."""
-
-    weights_bytes: int | None
-    activation_bytes: int | None
-    scratch_bytes: int | None
-
-
 def parse_footprint(lines: Iterable[LogLine]) -> Footprint:
     """The largest statement of each kind counts: a plan for several architectures has one of each."""
     found: dict[str, int] = {}
@@ -75,7 +68,7 @@ def parse_footprint(lines: Iterable[LogLine]) -> Footprint:
         for name, pattern in _MEMORY.items():
             if match := pattern.search(text):
                 found[name] = max(int(match[1]), found.get(name, 0))
-    return Footprint(*(found.get(name) for name in _MEMORY))
+    return Footprint(**{name: found.get(name) for name in _MEMORY})
 
 
 def reason_of(text: str) -> str:

@@ -55,10 +55,10 @@ def _eight_bits(graph: Graph, place: Place, name: str, weight: QuantizedTensor) 
     values = place(name, raw_payload(dtype, weight.values))
     scales = _scales(weight)
     rows, columns = weight.shape
+    if scales.size == 1:  # of the tensor, or of its only block: TensorRT takes no shape [1, 1]
+        return graph.dequantize(values, _float32(place, name, scales.reshape(())))
     if scales.shape == (rows, 1):
         return graph.dequantize(values, _float32(place, name, scales[:, 0]), axis=0)
-    if scales.ndim == 0:
-        return graph.dequantize(values, _float32(place, name, scales))
     block = (gcd(rows, _BLOCK), gcd(columns, _BLOCK))
     spread = np.repeat(np.repeat(scales, _BLOCK // block[0], 0), _BLOCK // block[1], 1)
     spread = spread[: rows // block[0], : columns // block[1]]

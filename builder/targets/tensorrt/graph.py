@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from builder.targets.tensorrt.build_log import BuildLog
-from builder.targets.tensorrt.options import NetworkDtype
+from builder.targets.tensorrt.options import NetworkDtype, StepMode
 from builder.targets.tensorrt.payload import ElementType, Payload, float_payload, raw_payload
 from plansmith_errors import BuildError
 
@@ -28,7 +28,7 @@ class Graph:
         self.builder = trt.Builder(self._logger)
         self.network = self.builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         self.payloads: dict[str, Payload] = {}  # by the name of the constant layer
-        self.profiles: dict[str, Profile] = {}
+        self.profiles: dict[StepMode, dict[str, Profile]] = {"mixed": {}, "decode": {}}
         self._literals: dict[tuple[str, tuple[int, ...], bytes], Tensor] = {}
 
     def type_of(self, dtype: ElementType) -> Any:
@@ -51,10 +51,12 @@ class Graph:
 
     # Inputs, outputs and constants
 
-    def input(self, name: str, dtype: ElementType, shape: Sequence[int], profile: Profile | None = None) -> Tensor:
-        """A network input; ``profile`` where ``shape`` has dimensions of -1."""
-        if profile is not None:
-            self.profiles[name] = profile
+    def input(
+        self, name: str, dtype: ElementType, shape: Sequence[int], profiles: Mapping[StepMode, Profile] | None = None
+    ) -> Tensor:
+        """A network input; ``profiles`` where ``shape`` has dimensions of -1."""
+        for mode, profile in (profiles or {}).items():
+            self.profiles[mode][name] = profile
         return self.added(self.network.add_input(name, self.type_of(dtype), tuple(shape)), name)
 
     def output(self, x: Tensor, name: str) -> None:

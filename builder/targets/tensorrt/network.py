@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -48,8 +49,13 @@ class BuiltNetwork:
 
     @property
     def profiles(self) -> Mapping[str, Profile]:
-        """Minimum, optimum and maximum shape of each input whose shape is not fixed."""
-        return self.graph.profiles
+        """Of ``mode``: minimum, optimum and maximum shape of each input whose shape is not fixed."""
+        return self.graph.profiles[self.mode]
+
+    def layer_counts(self) -> dict[str, int]:
+        """Layers of the network by type, as "MATRIX_MULTIPLY"."""
+        kinds = (str(self.network.get_layer(index).type) for index in range(self.network.num_layers))
+        return dict(sorted(Counter(kind.rsplit(".", 1)[-1] for kind in kinds).items()))
 
 
 def build_network(
@@ -58,10 +64,13 @@ def build_network(
     weights: Weights,
     rank: Rank,
     options: NetworkOptions,
-    mode: StepMode,
+    mode: StepMode = "mixed",
     on_weight: Callable[[str], None] = lambda name: None,
 ) -> BuiltNetwork:
-    """The network of ``rank`` for steps of ``mode``. ``spec`` and ``weights`` count as the rank has them.
+    """The network of ``rank``. ``spec`` and ``weights`` count as the rank has them.
+
+    It is the same for both modes, so that one plan serves them with an optimization profile for each and the weights
+    are in it once; ``mode`` is whose ``profiles`` it shows.
 
     Inputs and outputs are named in ``step_feeds``, ``StepTensors`` and ``FloatPools``; the last stage's output is
     "logits" [num_logits, vocab_size] float32, another's "hidden_out" [num_tokens, hidden_size].
@@ -70,10 +79,15 @@ def build_network(
     check_limits(options)
     graph = Graph(trt, options.dtype)
     tensors = WeightTensors(graph, weights, external=options.weights == "external", on_weight=on_weight)
-    step = StepTensors(graph, spec, options, mode)
+    step = StepTensors(graph, spec, options)
     attention = PagedAttention(graph, step, FloatPools(graph, step, spec.head_dim))
     ops = TensorRtOps(graph, spec, tensors, step, attention, rank, options.max_seq_len)
-    result = decoder(ops, spec, rank)
+    try:
+        result = decoder(ops, spec, rank)
+    except RuntimeError:  # a tensor has no shape, because the layer that makes it is wrong
+        if graph.log.first_error is None:
+            raise
+        raise BuildError(f"TensorRT refuses the network: {graph.log.first_error}") from None
     graph.output(result, "logits" if rank.is_last_stage else "hidden_out")
     # Some setters log an error and go on.
     if graph.log.first_error is not None:

@@ -8,6 +8,7 @@ from typing import Literal
 NetworkDtype = Literal["float16", "bfloat16", "float32"]
 StepMode = Literal["mixed", "decode"]
 """``mixed``: prefill chunks and decodes in one step. ``decode``: one new token of each sequence."""
+MODES: tuple[StepMode, ...] = ("mixed", "decode")  # a plan's optimization profiles, in order
 
 
 @dataclass(frozen=True, kw_only=True)

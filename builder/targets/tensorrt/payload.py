@@ -26,7 +26,7 @@ _NUMPY_TYPES: dict[str, type[np.generic]] = {
     "fp4": np.uint8,
     "e8m0": np.uint8,
 }
-_FOUR_BITS = ("int4", "fp4")
+FOUR_BITS = ("int4", "fp4")
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Payload:
 
     def __post_init__(self) -> None:
         size = int(np.prod(self.shape, dtype=np.int64))
-        expected = size // 2 if self.dtype in _FOUR_BITS else size
+        expected = size // 2 if self.dtype in FOUR_BITS else size
         if self.array.dtype != _NUMPY_TYPES[self.dtype] or self.array.size != expected:
             raise ValueError(
                 f"a payload of {self.dtype} {self.shape} cannot be {self.array.dtype} of {self.array.size} elements"

@@ -1,7 +1,6 @@
 """The arrays that a step's network inputs take, from the step contract. NumPy alone, and no loop over tokens.
 
-All are int32. A row is a sequence; in a ``mixed`` step one with more new tokens than a tile has several, each with the
-sequence's blocks.
+All are int32. A row is a sequence; one with more new tokens than a tile has several, each with the sequence's blocks.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ def step_feeds(inputs: StepInputs, limits: EngineLimits, mode: StepMode) -> dict
     update_order [num_tokens]: new tokens sorted by page; page_update_starts [num_blocks + 1]: where those of a page
     begin in it; page_write_offsets [num_blocks]: place of the first of them within the page;
     token_slots [num_tokens]: page * tokens_per_block + place within the page, of each new token (int8 pools);
-    ``decode``: kv_lens [num_rows]; ``mixed``: query_gather [num_rows, most tokens of a row], padded with the row's last
-    token, and query_scatter [num_tokens], each token's place in query_gather.
+    query_gather [num_rows, most tokens of a row], padded with the row's last token; query_scatter [num_tokens]: each
+    token's place in query_gather.
     """
     slots = _token_slots(inputs, limits.tokens_per_block)
     feeds = {
@@ -43,10 +42,7 @@ def step_feeds(inputs: StepInputs, limits: EngineLimits, mode: StepMode) -> dict
         "token_slots": slots,
         **_page_updates(slots, limits),
     }
-    if mode == "decode":
-        rows = np.arange(len(inputs.past_lens))
-        return feeds | {"kv_lens": inputs.past_lens + np.int32(1), "block_tables": _block_tables(inputs, rows)}
-    tiles = _tiles(inputs.query_starts, query_tile(limits))
+    tiles = _tiles(inputs.query_starts, 1 if mode == "decode" else query_tile(limits))
     return feeds | _queries(tiles) | {"block_tables": _block_tables(inputs, tiles.sequence)}
 
 

@@ -135,7 +135,7 @@ def _num_blocks(ranks: Iterable[Loaded], wanted: int | None) -> int:
 def _widened(block_tables: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """To a power of two of columns: sequences grow, and each new width would be a new CUDA graph.
 
-    Lengths hide the columns that are added; they name block 0, which exists.
+    The mask hides the columns that are added; they name block 0, which exists.
     """
     width = block_tables.shape[1]
     wanted = 1 << (width - 1).bit_length()

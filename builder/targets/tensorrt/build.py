@@ -1,0 +1,101 @@
+"""Build one rank's plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from builder.gpu_manifest import Mode, PlanRecord, RankRecord, ShapeRange
+from builder.model_spec import ModelSpec
+from builder.parallel import Rank
+from builder.targets.tensorrt.external import write_weights
+from builder.targets.tensorrt.legality import check_types
+from builder.targets.tensorrt.memory import return_freed_memory
+from builder.targets.tensorrt.network import BuiltNetwork, build_network
+from builder.targets.tensorrt.options import MODES, NetworkOptions
+from builder.targets.tensorrt.payload import Payload
+from builder.targets.tensorrt.plan import BuiltPlan, write_plan
+from builder.targets.tensorrt.weights import Weights
+
+_ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+
+
+def build_rank(
+    trt: Any,
+    spec: ModelSpec,
+    weights: Weights,
+    rank: Rank,
+    options: NetworkOptions,
+    output: Path,
+    on_weight: Callable[[str], None] = lambda name: None,
+) -> RankRecord:
+    """Write ``rank<N>.plan`` and, for external weights, ``rank<N>.safetensors`` to the directory ``output``.
+
+    ``spec`` and ``weights`` count as the rank has them. The plan has an optimization profile for each mode, "mixed"
+    first. Raises BuildError; then neither file is left. ``peak_rss_bytes`` is for the caller to fill in.
+    """
+    start = time.perf_counter()
+    return_freed_memory()
+    plan_file, weights_file = output / f"rank{rank.rank}.plan", output / f"rank{rank.rank}.safetensors"
+    network = build_network(trt, spec, weights, rank, options, on_weight=on_weight)
+    check_types((options.dtype, *network.schemes), options.sms)
+    if network.external:
+        write_weights(weights_file, network.external)
+    try:
+        plan = write_plan(trt, network, options.sms, plan_file)
+    except BaseException:
+        weights_file.unlink(missing_ok=True)
+        raise
+    layers = rank.layers(spec.num_layers)
+    return RankRecord(
+        rank=rank.rank,
+        first_layer=layers.start,
+        num_layers=len(layers),
+        plans=(_plan_record(plan_file.name, network, plan),),
+        weight_files=(weights_file.name,) if network.external else (),
+        constants=_bytes_by_dtype([*network.payloads.values(), *network.external.values()]),
+        kv_bytes_per_block=kv_bytes_per_block(spec, len(layers), options),
+        other_seconds=max(time.perf_counter() - start - plan.seconds, 0.0),
+        peak_rss_bytes=None,
+    )
+
+
+def write_rank_weights(
+    trt: Any, spec: ModelSpec, weights: Weights, rank: Rank, options: NetworkOptions, path: Path
+) -> None:
+    """Only the external weights of ``rank``: another fine-tune for a plan that was built for the same shape."""
+    write_weights(path, build_network(trt, spec, weights, rank, options).external)
+
+
+def kv_bytes_per_block(spec: ModelSpec, num_layers: int, options: NetworkOptions) -> int:
+    """Keys and values of ``num_layers`` layers of a rank whose heads ``spec`` counts."""
+    tokens = 2 * num_layers * spec.num_kv_heads * options.tokens_per_block
+    return tokens * spec.head_dim * _ITEM_BYTES[options.dtype]
+
+
+def _plan_record(name: str, network: BuiltNetwork, plan: BuiltPlan) -> PlanRecord:
+    return PlanRecord(
+        file=name,
+        modes=MODES,
+        footprint=plan.footprint,
+        profiles={mode: _shape_ranges(network, mode) for mode in MODES},
+        layers=network.layer_counts(),
+        build_seconds=plan.seconds,
+    )
+
+
+def _shape_ranges(network: BuiltNetwork, mode: Mode) -> dict[str, ShapeRange]:
+    return {
+        name: ShapeRange(min=low, opt=usual, max=high)
+        for name, (low, usual, high) in network.graph.profiles[mode].items()
+        if "_pool." not in name
+    }
+
+
+def _bytes_by_dtype(payloads: Iterable[Payload]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for payload in payloads:
+        total[payload.dtype] = total.get(payload.dtype, 0) + payload.nbytes
+    return dict(sorted(total.items()))
