@@ -12,6 +12,6 @@ def check_supported(target: str, spec: ModelSpec) -> None:
         # OpenVINO's PagedAttention has none among its inputs; without it the scores are others.
         raise BuildError(
             f"the cpu target's attention kernel has no soft cap, and this {spec.model_type} model has "
-            f"attn_logit_softcapping {spec.attention_soft_cap:g}; its network is for the tensorrt targets, and "
-            "plansmith evaluate --reference computes it with torch"
+            f"attn_logit_softcapping {spec.attention_soft_cap:g}; set build.target to tensorrt or tensorrt-rtx, or "
+            "compute it with torch: plansmith evaluate --reference"
         )
