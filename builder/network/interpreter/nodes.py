@@ -41,7 +41,12 @@ def read_nodes(trt: Any, network: Any, interfaces: Mapping[str, str]) -> list[No
 
 
 def declared(tensor: Any) -> Declared:
-    return Declared(tensor.name, DTYPE_NAMES[tensor.dtype.name], tuple(tensor.shape))
+    """Raises BuildError where TensorRT finds no shape: a layer before it was given what does not fit."""
+    try:
+        shape = tuple(tensor.shape)
+    except RuntimeError as error:
+        raise BuildError(f"TensorRT finds no shape for {tensor.name!r} ({error}); its log names the layer") from None
+    return Declared(tensor.name, DTYPE_NAMES[tensor.dtype.name], shape)
 
 
 def _read_node(trt: Any, layer: Any, interfaces: Mapping[str, str]) -> Node:
