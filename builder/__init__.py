@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from builder.engine import build_engine, load_engine, load_reference
     from builder.manifest import EngineManifest, read_manifest
     from builder.model_spec import ModelSpec
+    from builder.network_gate.gate import GateReport
+    from builder.network_gate.verify import verify_network
     from builder.options import BuildOptions
     from builder.scoring import Perplexity, perplexity
     from builder.targets.support import check_supported
@@ -24,6 +26,7 @@ __all__ = [
     "BuildOptions",
     "Comparison",
     "EngineManifest",
+    "GateReport",
     "ModelSpec",
     "MultipleChoice",
     "Perplexity",
@@ -38,6 +41,7 @@ __all__ = [
     "multiple_choice",
     "perplexity",
     "read_manifest",
+    "verify_network",
 ]
 
 _MODULES = {
@@ -48,6 +52,8 @@ _MODULES = {
     "builder.engine": ("build_engine", "load_engine", "load_reference"),
     "builder.manifest": ("EngineManifest", "read_manifest"),
     "builder.model_spec": ("ModelSpec",),
+    "builder.network_gate.verify": ("verify_network",),
+    "builder.network_gate.gate": ("GateReport",),
     "builder.options": ("BuildOptions",),
     "builder.scoring": ("Perplexity", "perplexity"),
     "builder.targets.support": ("check_supported",),

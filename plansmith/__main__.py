@@ -23,6 +23,7 @@ VERBS = {
     "serve": "Serve a model repository with Triton until Ctrl-C.",
     "evaluate": "Measure what quantization cost: perplexity, KL divergence, choices.",
     "plan": "Say on which GPUs a model fits, what it holds there and what bounds its speed.",
+    "verify-network": "Run a TensorRT build's networks on the CPU against the reference.",
     "inspect": "Say what a checkpoint, engine, repository or build file is.",
     "doctor": "Say what this machine can compile, load and serve, and what it lacks.",
     "schema": "Print the JSON Schema of build files.",
@@ -54,7 +55,7 @@ class LazyGroup(click.Group):
             known = _OTHER_WORDS.get(near[0], near[0]) if near else None
             hint = f"did you mean {known!r}?" if known else f"verbs: {', '.join(VERBS)}"
             raise click.UsageError(f"there is no verb {cmd_name!r}; {hint}")
-        command: click.Command = importlib.import_module(f"plansmith.verbs.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"plansmith.verbs.{cmd_name.replace('-', '_')}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
