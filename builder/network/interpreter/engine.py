@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from builder.network.interpreter.interpreter import Interpreter
+from builder.network.interpreter.interpreter import Collective, Interpreter
 from builder.network.interpreter.lockstep import Meetings, run_lockstep
 from builder.network.interpreter.nodes import Node, declared
 from builder.network.interpreter.values import Array, Payload, allocate
@@ -43,10 +43,14 @@ class Network(Protocol):
 
 @dataclass(frozen=True)
 class RankNetworks:
-    """Both networks of one rank; they share its KV pools."""
+    """Both networks of one rank; they share its KV pools. They may be one, with a profile for each mode."""
 
     mixed: Network
     decode: Network
+
+    @property
+    def is_one(self) -> bool:
+        return self.mixed.network is self.decode.network
 
 
 class InterpretedEngine:
@@ -69,8 +73,9 @@ class InterpretedEngine:
         self._limits = limits
         self._meetings = Meetings(parallelism)
         self._last_stage = parallelism.world_size - parallelism.tp_size
+        share = _CACHE_BYTES // sum(1 if networks.is_one else 2 for networks in ranks)
         self._ranks: list[_Rank] | None = [
-            _Rank(trt, networks, self._meetings, rank, limits.num_blocks, _CACHE_BYTES // (2 * len(ranks)), garbage)
+            _Rank(trt, networks, self._meetings.collective(rank), limits.num_blocks, share, garbage)
             for rank, networks in enumerate(ranks)
         ]
         self.observe: RankObserver | None = None
@@ -117,23 +122,22 @@ class _Rank:
         self,
         trt: Any,
         networks: RankNetworks,
-        meetings: Meetings,
-        rank: int,
+        collective: Collective,
         num_blocks: int,
         cache_bytes: int,
         garbage: np.random.Generator | None,
     ) -> None:
         self._networks = {"mixed": networks.mixed, "decode": networks.decode}
-        self._interpreters = {
-            mode: Interpreter(
-                trt,
-                built.network,
-                built.payloads,
-                meetings.collective(rank),
-                external=built.external,
-                cache_bytes=cache_bytes,
+
+        def interpreter(built: Network) -> Interpreter:
+            return Interpreter(
+                trt, built.network, built.payloads, collective, external=built.external, cache_bytes=cache_bytes
             )
-            for mode, built in self._networks.items()
+
+        mixed = interpreter(networks.mixed)
+        self._interpreters = {
+            "mixed": mixed,
+            "decode": mixed if networks.is_one else interpreter(networks.decode),
         }
         self._pools = _make_pools(networks.mixed.network, num_blocks, garbage)
 
