@@ -75,10 +75,14 @@ class ModulePlan:
     @property
     def excluded(self) -> list[str]:
         """What ``exclude_modules`` has to name: experts are quantized as the whole that is called ``mlp``."""
-        experts = {name.rpartition(".")[0] for name in self.schemes if name.endswith(".mlp.proj")}
-        experts -= {name.rpartition(".")[0] for name in self.schemes if name.endswith(".mlp.gate")}
-        names = [name.rpartition(".")[0] if name.rpartition(".")[0] in experts else name for name in self.unquantized]
-        return list(dict.fromkeys([*names, *(["*router"] if experts else [])]))
+        names = [name if _block(name) not in self._experts else _block(name) for name in self.unquantized]
+        return list(dict.fromkeys([*names, *(["*router"] if self._experts else [])]))
+
+    @property
+    def _experts(self) -> set[str]:
+        """The blocks that hold experts: a dense one has a gate of its own."""
+        blocks = {_block(name) for name in self.schemes if name.endswith(".mlp.proj")}
+        return blocks - {_block(name) for name in self.schemes if name.endswith(".mlp.gate")}
 
     def scheme_of(self, module: str) -> ModuleScheme:
         """Of any module; embeddings, norms, routers and the head are not quantized."""
@@ -163,7 +167,11 @@ def _check_mix(source: ExportSource, plan: ModulePlan) -> None:
         )
 
 
-def _other_half(name: str) -> str:
+def _block(module: str) -> str:
+    return module.rpartition(".")[0]
+
+
+def _other_half(module: str) -> str:
     """``mlp.fc`` of ``mlp.proj`` and the other way round; no module's name for any other."""
-    head, _, tail = name.rpartition(".")
-    return f"{head}.{ {'fc': 'proj', 'proj': 'fc'}.get(tail, '') }"
+    other = {"fc": "proj", "proj": "fc"}.get(module.rpartition(".")[2], "")
+    return f"{_block(module)}.{other}"
