@@ -11,6 +11,7 @@ _LARGEST = {"fp8": 448.0, "int8": 127.0}
 # Scales of a token's values are such that these come near 1: products of raw codes could pass float16's range.
 _UNIT = {"fp8": 2.0**-8, "int8": 2.0**-7}
 _SMALLEST = 1e-12  # of the scale of a token of zeros
+_LOWEST = {"float16": -65504.0, "bfloat16": -3e38, "float32": -3e38}
 
 
 def multiply_inputs(graph: Graph, x: Tensor, matrix: Matrix, multiply: Callable[[Tensor], Tensor]) -> Tensor:
@@ -22,10 +23,14 @@ def multiply_inputs(graph: Graph, x: Tensor, matrix: Matrix, multiply: Callable[
         return multiply(x)
     if activations.scheme == "nvfp4":
         return multiply(_block_rounded(graph, x, matrix.input_scale))
-    if matrix.input_scale is not None:
-        codes = graph.quantize(x, matrix.input_scale, activations.scheme)
-        return multiply(graph.dequantize(codes, matrix.input_scale))
-    return _per_token(graph, x, activations.scheme, multiply)
+    if matrix.input_scale is None:
+        return _per_token(graph, x, activations.scheme, multiply)
+    rounded = graph.dequantize(graph.quantize(x, matrix.input_scale, activations.scheme), matrix.input_scale)
+    if matrix.stored.scheme == "int4":
+        # The builder knows no product of these two and fails on the pair. Behind an operation that changes nothing it
+        # multiplies the rounded values as floats.
+        rounded = graph.elementwise(rounded, graph.full(rounded, _LOWEST[graph.dtype]), "MAX")
+    return multiply(rounded)
 
 
 def _per_token(graph: Graph, x: Tensor, scheme: str, multiply: Callable[[Tensor], Tensor]) -> Tensor:

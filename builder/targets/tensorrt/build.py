@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from builder.gpu_manifest import Mode, PlanRecord, RankRecord, ShapeRange
 from builder.model_spec import ModelSpec
+from builder.network.weights import DecoderWeights
 from builder.parallel import Rank
 from builder.targets.tensorrt.external import write_weights
 from builder.targets.tensorrt.legality import check_types
@@ -17,15 +19,12 @@ from builder.targets.tensorrt.network import BuiltNetwork, build_network
 from builder.targets.tensorrt.options import MODES, NetworkOptions
 from builder.targets.tensorrt.payload import Payload
 from builder.targets.tensorrt.plan import BuiltPlan, write_plan
-from builder.targets.tensorrt.weights import Weights
-
-_ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
 def build_rank(
     trt: Any,
     spec: ModelSpec,
-    weights: Weights,
+    weights: DecoderWeights,
     rank: Rank,
     options: NetworkOptions,
     output: Path,
@@ -40,7 +39,7 @@ def build_rank(
     return_freed_memory()
     plan_file, weights_file = output / f"rank{rank.rank}.plan", output / f"rank{rank.rank}.safetensors"
     network = build_network(trt, spec, weights, rank, options, on_weight=on_weight)
-    check_types((options.dtype, *network.schemes), options.sms)
+    check_types(sorted(network.types), options.sms)
     if network.external:
         write_weights(weights_file, network.external)
     try:
@@ -56,23 +55,26 @@ def build_rank(
         plans=(_plan_record(plan_file.name, network, plan),),
         weight_files=(weights_file.name,) if network.external else (),
         constants=_bytes_by_dtype([*network.payloads.values(), *network.external.values()]),
-        kv_bytes_per_block=kv_bytes_per_block(spec, len(layers), options),
+        kv_bytes_per_block=kv_bytes_per_block(network),
         other_seconds=max(time.perf_counter() - start - plan.seconds, 0.0),
         peak_rss_bytes=None,
     )
 
 
 def write_rank_weights(
-    trt: Any, spec: ModelSpec, weights: Weights, rank: Rank, options: NetworkOptions, path: Path
+    trt: Any, spec: ModelSpec, weights: DecoderWeights, rank: Rank, options: NetworkOptions, path: Path
 ) -> None:
     """Only the external weights of ``rank``: another fine-tune for a plan that was built for the same shape."""
     write_weights(path, build_network(trt, spec, weights, rank, options).external)
 
 
-def kv_bytes_per_block(spec: ModelSpec, num_layers: int, options: NetworkOptions) -> int:
-    """Keys and values of ``num_layers`` layers of a rank whose heads ``spec`` counts."""
-    tokens = 2 * num_layers * spec.num_kv_heads * options.tokens_per_block
-    return tokens * spec.head_dim * _ITEM_BYTES[options.dtype]
+def kv_bytes_per_block(network: BuiltNetwork) -> int:
+    """Keys and values, and their scales, of one block in all layers of the rank."""
+    total = 0
+    for name, (low, _, _) in network.profiles.items():
+        if "_pool." in name:
+            total += prod(low) * network.graph.item_bytes(name)  # the smallest pool has one block
+    return total
 
 
 def _plan_record(name: str, network: BuiltNetwork, plan: BuiltPlan) -> PlanRecord:

@@ -16,6 +16,8 @@ from plansmith_errors import BuildError
 Tensor = Any  # ITensor: the modules have no type information
 Profile = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # shapes: minimum, optimum, maximum
 
+_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4}
+
 
 class Graph:
     """One network, its builder, and all that must live as long as they do."""
@@ -29,6 +31,7 @@ class Graph:
         self.network = self.builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         self.payloads: dict[str, Payload] = {}  # by the name of the constant layer
         self.profiles: dict[StepMode, dict[str, Profile]] = {"mixed": {}, "decode": {}}
+        self._item_bytes: dict[str, int] = {}  # of an element, by input; not of four-bit ones
         self._literals: dict[tuple[str, tuple[int, ...], bytes], Tensor] = {}
 
     def type_of(self, dtype: ElementType) -> Any:
@@ -57,7 +60,12 @@ class Graph:
         """A network input; ``profiles`` where ``shape`` has dimensions of -1."""
         for mode, profile in (profiles or {}).items():
             self.profiles[mode][name] = profile
+        self._item_bytes[name] = _ITEM_BYTES.get(dtype, 1)
         return self.added(self.network.add_input(name, self.type_of(dtype), tuple(shape)), name)
+
+    def item_bytes(self, name: str) -> int:
+        """Bytes of an element of the input ``name``."""
+        return self._item_bytes[name]
 
     def output(self, x: Tensor, name: str) -> None:
         x.name = name

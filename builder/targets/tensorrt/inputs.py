@@ -40,6 +40,10 @@ class StepTensors:
         }
         self._num_blocks = max_num_blocks(options, spec.num_kv_heads * spec.head_dim)
 
+    @property
+    def tokens_per_block(self) -> int:
+        return self._options.tokens_per_block
+
     @cached_property
     def input_ids(self) -> Tensor:
         return self._per_token("input_ids")

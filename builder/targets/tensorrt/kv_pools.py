@@ -18,32 +18,36 @@ class KvPools(Protocol):
 
 
 class FloatPools:
-    """``key_pool.N`` and ``value_pool.N`` with outputs ``key_pool_out.N`` and ``value_pool_out.N`` of the same memory.
+    """``key_pool.N`` and ``value_pool.N``; outputs ``key_pool_out.N`` and ``value_pool_out.N`` of the same memory."""
 
-    Writes outside a page are ignored; nothing else of a pool changes.
-    """
-
-    def __init__(self, graph: Graph, step: StepTensors, head_dim: int) -> None:
+    def __init__(self, graph: Graph, step: StepTensors) -> None:
         self._graph = graph
         self._step = step
-        self._head_dim = head_dim
 
     def update(self, k: Tensor, v: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        return self._update("key", k, layer), self._update("value", v, layer)
-
-    def _update(self, kind: str, new: Tensor, layer: int) -> Tensor:
-        graph, step, trt = self._graph, self._step, self._graph.trt
-        pool = step.pool(f"{kind}_pool.{layer}", graph.dtype, self._head_dim)
-        sorted_new = graph.gather(new, step.update_order)
-        update = graph.added(
-            graph.network.add_kv_cache_update(pool, sorted_new, step.page_write_offsets, trt.KVCacheMode.LINEAR),
-            f"model.layers.{layer}.self_attn:{kind}_update",
+        keys, values = (
+            gather_pages(self._graph, self._step, update_in_place(self._graph, self._step, name, new, layer))
+            for name, new in (("key_pool", k), ("value_pool", v))
         )
-        update.update_form = trt.AttentionIOForm.PACKED_NHD
-        graph.set_checked(update, "update_lengths", step.page_update_starts)
-        written = update.get_output(0)
-        graph.output(written, f"{kind}_pool_out.{layer}")
-        return gather_pages(graph, step, written)
+        return keys, values
+
+
+def update_in_place(graph: Graph, step: StepTensors, name: str, new: Tensor, layer: int) -> Tensor:
+    """Write ``new`` [num_tokens, kv_heads, features] to the pool ``name``.N; return the pool.
+
+    Writes outside a page are ignored; nothing else of the pool changes.
+    """
+    trt = graph.trt
+    pool = step.pool(f"{name}.{layer}", graph.float_type(new), new.shape[2])
+    sorted_new = graph.gather(new, step.update_order)
+    update = graph.added(
+        graph.network.add_kv_cache_update(pool, sorted_new, step.page_write_offsets, trt.KVCacheMode.LINEAR),
+        f"model.layers.{layer}.self_attn:{name}",
+    )
+    update.update_form = trt.AttentionIOForm.PACKED_NHD
+    graph.set_checked(update, "update_lengths", step.page_update_starts)
+    graph.output(update.get_output(0), f"{name}_out.{layer}")
+    return update.get_output(0)
 
 
 def gather_pages(graph: Graph, step: StepTensors, pool: Tensor) -> Tensor:

@@ -9,16 +9,18 @@ from typing import Any
 
 from builder.model_spec import ModelSpec
 from builder.network import decoder
+from builder.network.weights import DecoderWeights
 from builder.parallel import Rank
 from builder.targets.tensorrt.attention import PagedAttention
 from builder.targets.tensorrt.graph import Graph, Profile
 from builder.targets.tensorrt.inputs import StepTensors
-from builder.targets.tensorrt.kv_pools import FloatPools
+from builder.targets.tensorrt.int8_pools import Int8Pools
+from builder.targets.tensorrt.kv_pools import FloatPools, KvPools
 from builder.targets.tensorrt.legality import check_limits
 from builder.targets.tensorrt.ops import TensorRtOps
 from builder.targets.tensorrt.options import NetworkOptions, StepMode
 from builder.targets.tensorrt.payload import Payload
-from builder.targets.tensorrt.weights import Weights, WeightTensors
+from builder.targets.tensorrt.weights import WeightTensors
 from plansmith_errors import BuildError
 
 
@@ -33,6 +35,7 @@ class BuiltNetwork:
     mode: StepMode
     external: Mapping[str, Payload]  # weights that are network inputs, by the input's name
     schemes: Mapping[str, int]  # how many matrices of each scheme of the checkpoint
+    types: frozenset[str]  # that the GPU computes with: the network's dtype, schemes of weights and activations
 
     @property
     def network(self) -> Any:
@@ -61,7 +64,7 @@ class BuiltNetwork:
 def build_network(
     trt: Any,
     spec: ModelSpec,
-    weights: Weights,
+    weights: DecoderWeights,
     rank: Rank,
     options: NetworkOptions,
     mode: StepMode = "mixed",
@@ -80,7 +83,10 @@ def build_network(
     graph = Graph(trt, options.dtype)
     tensors = WeightTensors(graph, weights, external=options.weights == "external", on_weight=on_weight)
     step = StepTensors(graph, spec, options)
-    attention = PagedAttention(graph, step, FloatPools(graph, step, spec.head_dim))
+    pools: KvPools = FloatPools(graph, step)
+    if options.kv_dtype == "int8":
+        pools = Int8Pools(graph, step, tensors, spec.num_kv_heads, spec.head_dim)
+    attention = PagedAttention(graph, step, pools)
     ops = TensorRtOps(graph, spec, tensors, step, attention, rank, options.max_seq_len)
     try:
         result = decoder(ops, spec, rank)
@@ -92,4 +98,5 @@ def build_network(
     # Some setters log an error and go on.
     if graph.log.first_error is not None:
         raise BuildError(f"TensorRT refuses the network: {graph.log.first_error}")
-    return BuiltNetwork(graph, mode, tensors.external, tensors.schemes)
+    types = frozenset({options.dtype, *tensors.schemes, *tensors.activations})
+    return BuiltNetwork(graph, mode, tensors.external, tensors.schemes, types)

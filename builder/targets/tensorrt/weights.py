@@ -8,27 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from builder.network.weights import DecoderWeights
 from builder.targets.tensorrt.dequantize import dequantized
 from builder.targets.tensorrt.graph import Graph, Tensor
 from builder.targets.tensorrt.payload import Payload, float_payload
+from plansmith_errors import BuildError
 
 if TYPE_CHECKING:
     from quantize import QuantizedTensor
-
-
-class Weights(Protocol):
-    """What WeightSource and its slices for one rank have in common."""
-
-    def matrix(self, name: str) -> QuantizedTensor: ...
-
-    def vector(self, name: str) -> npt.NDArray[np.float32]: ...
-
-    def kv_scales(self, layer: int) -> tuple[str, npt.NDArray[np.float32], npt.NDArray[np.float32]] | None: ...
 
 
 @dataclass(frozen=True)
@@ -37,14 +28,16 @@ class Matrix:
 
     tensor: Tensor  # of the network's dtype
     stored: QuantizedTensor
-    input_scale: Tensor | None = None  # [] of static activations, float32
+    input_scale: Tensor | None = None  # [] of static activations
     pre_quant_scale: Tensor | None = None  # [1, in_features]
 
 
 class WeightTensors:
     """Each weight becomes one tensor, however often it is used. ``on_weight`` is told the name of each matrix."""
 
-    def __init__(self, graph: Graph, weights: Weights, *, external: bool, on_weight: Callable[[str], None]) -> None:
+    def __init__(
+        self, graph: Graph, weights: DecoderWeights, *, external: bool, on_weight: Callable[[str], None]
+    ) -> None:
         self._graph = graph
         self._weights = weights
         self._is_external = external
@@ -53,6 +46,7 @@ class WeightTensors:
         self._vectors: dict[tuple[str, int], Tensor] = {}
         self.external: dict[str, Payload] = {}  # by the name of the network input
         self.schemes: dict[str, int] = {}  # how many matrices of each scheme
+        self.activations: set[str] = set()  # schemes of the inputs of linears
 
     def place(self, name: str, payload: Payload) -> Tensor:
         if not self._is_external:
@@ -75,6 +69,8 @@ class WeightTensors:
             self._on_weight(name)
             stored = self._weights.matrix(name)
             self.schemes[stored.scheme] = self.schemes.get(stored.scheme, 0) + 1
+            if stored.activations is not None:
+                self.activations.add(stored.activations.scheme)
             tensor = dequantized(self._graph, self.place, name, stored)
             self._matrices[name] = Matrix(tensor, stored, *self._inputs(name, stored))
         return self._matrices[name]
@@ -96,9 +92,16 @@ class WeightTensors:
         """Tensors of the static scale of the inputs, and of their multiplier."""
         module = name.removesuffix(".weight")
         scale = multiplier = None
+        if self._is_external and stored.activations is not None and stored.activations.scheme == "nvfp4":
+            raise BuildError(
+                f"{module} has nvfp4 activations, whose scale TensorRT takes as a constant alone; "
+                "set build.weights to embedded"
+            )
         if stored.input_scale is not None:
             part = f"{module}.input_scale"
-            scale = self.place(part, float_payload(np.asarray(stored.input_scale), "float32", part))
+            # The builder wants one type of scale for both factors of a product.
+            dtype = self._graph.dtype if stored.scheme == "int4" else "float32"
+            scale = self.place(part, float_payload(np.asarray(stored.input_scale), dtype, part))
         if stored.pre_quant_scale is not None:
             part = f"{module}.pre_quant_scale"
             payload = float_payload(stored.pre_quant_scale.reshape(1, -1), self._graph.dtype, part)
