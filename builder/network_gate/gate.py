@@ -103,11 +103,12 @@ class _Gate:
             rounds_kv=rounds_kv,
         )
         int8_cache = options.kv_dtype == "int8"
-        self.roundings = _input_schemes(weights) | ({"int8"} if int8_cache else set())
+        shared = _input_schemes(weights) | ({"int8"} if rounds_kv else set())
+        self.roundings = shared | ({"int8"} if int8_cache else set())
         self.bounds = bounds_of(
             self.dtype,
             spec.num_layers,
-            self.roundings,
+            shared,
             is_mixture=spec.mixture is not None,
             int8_cache=int8_cache and not rounds_kv,
         )

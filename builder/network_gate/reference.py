@@ -79,19 +79,18 @@ class GateReference:
 
 
 class _GateOps(TorchOps):
-    """Where a rank has a part of a linear's inputs, it finds the scales of tokens among that part alone."""
+    """Inputs are rounded as TensorRT does: scales of tokens are those of a rank's own part of a linear's inputs."""
 
     parts: Mapping[str, int]  # ranks that share a linear's inputs, by the weight's name; absent: one
     observer: ModuleObserver | None = None
 
     def linear(self, x: Tensor, weight: str, bias: str | None = None) -> Tensor:
-        rounding = self._inputs.get(weight)
-        if self.parts.get(weight, 1) == 1 or rounding is None or rounding.scale is not None:
-            return super().linear(x, weight, bias)
         from torch.nn import functional
 
-        rounded = _round_parts(x, rounding, self.parts[weight])
-        return functional.linear(rounded, self._weights[weight], None if bias is None else self._weights[bias])
+        rounding = self._inputs.get(weight)
+        if rounding is not None:
+            x = _rounded(x, rounding, self.parts.get(weight, 1))
+        return functional.linear(x, self._weights[weight], None if bias is None else self._weights[bias])
 
     def row_linear(self, x: Tensor, weight: str, bias: str | None = None) -> Tensor:
         if self.observer is not None:
@@ -99,12 +98,18 @@ class _GateOps(TorchOps):
         return self.linear(x, weight, bias)
 
 
-def _round_parts(x: Tensor, rounding: InputRounding, parts: int) -> Tensor:
+def _rounded(x: Tensor, rounding: InputRounding, parts: int) -> Tensor:
     import torch
 
-    x = x if rounding.multiplier is None else x * rounding.multiplier
-    alone = InputRounding(rounding.scheme)
-    return torch.cat([alone(part) for part in x.chunk(parts, dim=-1)], dim=-1)
+    if rounding.scale is None and parts > 1:
+        x = x if rounding.multiplier is None else x * rounding.multiplier
+        alone = InputRounding(rounding.scheme)
+        return torch.cat([alone(part) for part in x.chunk(parts, dim=-1)], dim=-1)
+    if rounding.scheme == "int8" and rounding.scale is not None:
+        # A scale of calibration is passed now and then; TensorRT clamps to -128 then, the reference to -127.
+        x = x if rounding.multiplier is None else x * rounding.multiplier
+        return (x / rounding.scale).round().clamp(-128, 127) * rounding.scale
+    return rounding(x)
 
 
 def _parts(spec: ModelSpec, names: Iterable[str], rank: Rank) -> dict[str, int]:

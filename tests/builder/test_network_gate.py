@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
+from calibrated_llama import TOOLS, save_with_tokenizer, write_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
@@ -21,6 +23,7 @@ from builder.parallel import Parallelism
 from builder.targets.tensorrt.options import NetworkOptions
 from plansmith_errors import BuildError, EngineError
 from plugins.inflight_batching.step import EngineLimits
+from quantize import Recipe, quantize_checkpoint
 
 SMALL = {"max_batch_size": 3, "max_num_tokens": 32, "max_seq_len": 64, "tokens_per_block": 8}
 IDS = random_ids(1, 100)[0].tolist()
@@ -102,6 +105,30 @@ def test_a_wrong_weight_is_found_with_its_step_and_module(llama, tmp_path, monke
     report = check(llama)
     assert report.failed is not None and report.failed.number == 0
     assert report.culprit is not None and report.culprit.module == "model.layers.1.self_attn.o_proj"
+
+
+@pytest.mark.parametrize("parallelism", [Parallelism(), Parallelism(tp_size=2)])
+@pytest.mark.parametrize(
+    "linears",
+    [
+        {"scheme": "fp8", "activations": "fp8", "activation_scale": "token"},
+        {"scheme": "int8", "activations": "int8"},
+    ],
+)
+def test_rounded_inputs_are_near_exact_in_float32(llama, tmp_path, linears, parallelism):
+    """Scales of each token, and static ones that are too small, so that many inputs are clamped."""
+    recipe = {"name": "test", "linears": linears}
+    if "activation_scale" not in linears:
+        text = write_text(tmp_path / "text")
+        recipe["calibration"] = {"text": text, "num_samples": 2, "sequence_length": 64}
+    save_with_tokenizer(tmp_path / "source")
+    quantize_checkpoint(tmp_path / "source", tmp_path / "q", Recipe.model_validate(recipe), calibration_tools=TOOLS)
+    tensors = safetensors.torch.load_file(tmp_path / "q" / "model.safetensors")
+    scales = {name: scale / 4 for name, scale in tensors.items() if name.endswith(".input_scale")}
+    safetensors.torch.save_file(tensors | scales, tmp_path / "q" / "model.safetensors", metadata={"format": "pt"})
+    report = check(tmp_path / "q", parallelism, dtype="float32")
+    assert report.failed is None and report.roundings == (linears["scheme"],)
+    assert np.median([step.rms_error for step in report.steps]) < 1e-5
 
 
 def test_what_a_stale_cache_does_is_found(llama, monkeypatch):
