@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ def interpreted_engine(
     garbage: np.random.Generator | None = None,
     progress: Progress | None = None,
 ) -> InterpretedEngine:
-    """Build the networks of all ranks for both step modes, and nothing from them: no plan.
+    """Build the networks of all ranks, and nothing from them: no plan.
 
     ``garbage`` fills the KV pools. Raises BuildError for what cannot be spread so, or what TensorRT refuses.
     """
@@ -63,5 +64,4 @@ def _rank_networks(
 ) -> RankNetworks:
     weights, rank_spec = ShardedWeights(source, spec, rank), spec_of_rank(spec, rank)
     mixed = build_network(trt, rank_spec, weights, rank, options, "mixed")
-    decode = build_network(trt, rank_spec, weights, rank, options, "decode")
-    return RankNetworks(mixed=mixed, decode=decode)
+    return RankNetworks(mixed=mixed, decode=replace(mixed, mode="decode"))  # one network, with a profile for each
