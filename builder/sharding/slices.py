@@ -13,7 +13,7 @@ from plansmith_errors import BuildError
 if TYPE_CHECKING:
     from quantize import QuantizedTensor
 
-_PACKED = ("int4", "nvfp4", "mxfp4")  # two columns in a byte
+FOUR_BITS = ("int4", "nvfp4", "mxfp4")  # two columns in a byte
 
 
 def cut_weight(weight: QuantizedTensor, cut: Cut) -> QuantizedTensor:
@@ -28,7 +28,7 @@ def cut_weight(weight: QuantizedTensor, cut: Cut) -> QuantizedTensor:
 
 def share_is_legal(weight: QuantizedTensor, axis: Axis, size: int) -> bool:
     """Whether equal shares of ``size`` rows or columns leave each group of ``weight`` whole, or lie within one."""
-    if axis == "columns" and weight.scheme in _PACKED and size % 2:
+    if axis == "columns" and weight.scheme in FOUR_BITS and size % 2:
         return False
     step = group_length(weight, axis)
     if step is None or size % step == 0:
@@ -76,7 +76,7 @@ def _rows(weight: QuantizedTensor, cut: Cut) -> QuantizedTensor:
 
 
 def _columns(weight: QuantizedTensor, cut: Cut) -> QuantizedTensor:
-    per_byte = 2 if weight.scheme in _PACKED else 1
+    per_byte = 2 if weight.scheme in FOUR_BITS else 1
     step = group_length(weight, "columns")
     scales, zeros, multiplier = weight.scales, weight.zero_points, weight.pre_quant_scale
     return replace(
