@@ -16,8 +16,9 @@ class MemoryBudget:
     def __init__(self) -> None:
         self._ratios: list[float] = []  # of the peak to the estimate
 
-    def learn(self, task: RankTask, peak_rss_bytes: int | None) -> None:
-        if peak_rss_bytes is not None:
+    def learn(self, task: RankTask, peak_rss_bytes: int | None, *, finished: bool = True) -> None:
+        """One that did not finish tells only that it takes more than was thought, if so."""
+        if peak_rss_bytes is not None and (finished or peak_rss_bytes > self.expected(task)):
             self._ratios.append(peak_rss_bytes / task.memory_bytes)
 
     def expected(self, task: RankTask) -> int:

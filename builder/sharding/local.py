@@ -99,9 +99,10 @@ class LocalExecutor:
 
     def _finish(self, process: RankProcess, on_outcome: OnOutcome) -> None:
         outcome = process.outcome()
-        self._budget.learn(process.task, process.peak_rss_bytes)
         if isinstance(outcome, RankResult):
             self._budget.learn(process.task, outcome.peak_rss_bytes)
+        else:
+            self._budget.learn(process.task, process.peak_rss_bytes, finished=False)
         on_outcome(outcome)
 
 

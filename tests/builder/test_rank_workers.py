@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from builder.sharding import records
+from builder.sharding.budget import MemoryBudget
 from builder.sharding.local import LocalExecutor
 from builder.sharding.tasks import RankTask
 from builder.sharding.workers import build_ranks
@@ -173,6 +174,17 @@ def test_ranks_that_take_more_than_was_estimated_are_waited_for(engine, log):
     records.forget_all(engine)
     build_ranks(tasks(log, 3, memory_bytes=GIB // 40, seconds=0.2), engine, Watched(learning, peak))
     assert peak["most"] == 1
+
+
+def test_a_rank_that_failed_early_says_nothing_of_the_memory_of_others():
+    task, *_ = tasks(Path(), 1, memory_bytes=GIB)
+    budget = MemoryBudget()
+    budget.learn(task, GIB // 10, finished=False)
+    assert budget.expected(task) == GIB
+    budget.learn(task, 3 * GIB, finished=False)  # killed when it had more than was thought
+    assert budget.expected(task) > 3 * GIB
+    budget.learn(task, None)
+    assert MemoryBudget().expected(task) == GIB
 
 
 def test_where_nobody_knows_the_memory_ranks_are_built_one_by_one(engine, log):
