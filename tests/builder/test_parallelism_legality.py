@@ -5,12 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from planning import precision
 from tiny_models import save_model
 
 import quantize
 from builder.model_spec import ModelSpec
 from builder.network.weights import WeightSource
 from builder.parallel import Parallelism
+from builder.planner.from_spec import shape_of_spec
+from builder.planner.legality import obstacle
 from builder.sharding.legality import check_parallelism, legal_tp_sizes
 from plansmith_errors import BuildError
 from quantize.recipe import Recipe
@@ -130,3 +135,31 @@ def test_no_rank_gets_a_part_of_a_block_of_scales(tmp_path, linears, legal):
         expected = f"tp_size is 8: it leaves each rank .* tears its .*; legal tp_size: {', '.join(map(str, legal))}$"
         with pytest.raises(BuildError, match=expected):
             check_parallelism(spec, Parallelism(8), weights)
+
+
+@given(
+    heads=st.sampled_from([4, 6, 9, 12, 16]),
+    group=st.sampled_from([1, 2, 3, 4]),
+    vocabulary=st.sampled_from([96, 100, 1024]),
+    inner=st.sampled_from([96, 120, 256]),
+    experts=st.sampled_from([0, 2, 6, 8]),
+    sizes=st.tuples(*[st.sampled_from([1, 2, 3, 4, 6, 8, 12])] * 3),
+)
+def test_what_is_planned_can_be_built_and_what_can_be_built_is_planned(heads, group, vocabulary, inner, experts, sizes):
+    config = {
+        **(MIXTRAL if experts else LLAMA_70B),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // group if heads % group == 0 else heads,
+        "head_dim": 64,
+        "vocab_size": vocabulary,
+        "intermediate_size": inner,
+        "num_hidden_layers": 6,
+        **({"num_local_experts": experts} if experts else {}),
+    }
+    spec, parallelism = ModelSpec.from_hf_config(config), Parallelism(*sizes)
+    try:
+        check_parallelism(spec, parallelism)
+        can_be_built = True
+    except BuildError:
+        can_be_built = False
+    assert (obstacle(shape_of_spec(spec), precision("fp16"), parallelism) is None) == can_be_built
