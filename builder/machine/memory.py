@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
+_OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True)
@@ -15,33 +17,45 @@ class HostMemory:
     available_bytes: int
 
 
-def host_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> HostMemory | None:
+def host_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path = _OWN_GROUPS) -> HostMemory | None:
     """None where the system does not tell, as outside Linux."""
     system = _numbers(meminfo, unit=1024)
     if "MemTotal" not in system or "MemAvailable" not in system:
         return None
-    total, available = system["MemTotal"], system["MemAvailable"]
-    limit = _limit(cgroup)
-    if limit is not None and limit.total_bytes < total:
-        return HostMemory(limit.total_bytes, min(available, limit.available_bytes))
-    return HostMemory(total, available)
+    bounds = [HostMemory(system["MemTotal"], system["MemAvailable"]), *_limits(cgroup, own)]
+    return HostMemory(min(each.total_bytes for each in bounds), min(each.available_bytes for each in bounds))
 
 
-def _limit(cgroup: Path) -> HostMemory | None:
-    """The container's limit and what it leaves: cgroup v2, else v1."""
-    v1 = cgroup / "memory"
-    for limit_file, usage_file in (
-        (cgroup / "memory.max", cgroup / "memory.current"),
-        (v1 / "memory.limit_in_bytes", v1 / "memory.usage_in_bytes"),
-    ):
-        try:
-            limit, usage = (int(file.read_text()) for file in (limit_file, usage_file))
-        except (OSError, ValueError):  # no such group, or "max": no limit
-            continue
-        # Cached files count as usage, and those not lately used are given up when memory is asked for.
-        used = usage - _numbers(limit_file.with_name("memory.stat")).get("inactive_file", 0)
-        return HostMemory(limit, max(limit - used, 0))
-    return None
+def _limits(cgroup: Path, own: Path) -> Iterator[HostMemory]:
+    """What each group that this process is in, and each above it, allows and leaves: cgroup v2, or v1."""
+    for folder in _groups(cgroup, own, ""):
+        yield from _limit(folder / "memory.max", folder / "memory.current", "inactive_file")
+    for folder in _groups(cgroup / "memory", own, "memory"):
+        yield from _limit(folder / "memory.limit_in_bytes", folder / "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _groups(root: Path, own: Path, controller: str) -> list[Path]:
+    """``root`` and the folders below it that lead to the process's own group, as "0::/a/b" or "4:memory:/a/b" names it.
+
+    In a container, the root is often the container's own group already.
+    """
+    try:
+        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:
+        lines = []
+    path = next((words[2] for words in lines if len(words) == 3 and controller in words[1].split(",")), "/")
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    return [root.joinpath(*parts[:depth]) for depth in range(len(parts) + 1)]
+
+
+def _limit(limit_file: Path, usage_file: Path, cached: str) -> Iterator[HostMemory]:
+    try:
+        limit, usage = (int(file.read_text()) for file in (limit_file, usage_file))
+    except (OSError, ValueError):  # no such group, or "max": no limit
+        return
+    # Cached files count as usage, and those not lately used are given up when memory is asked for.
+    used = usage - _numbers(limit_file.with_name("memory.stat")).get(cached, 0)
+    yield HostMemory(limit, max(limit - used, 0))
 
 
 def _numbers(file: Path, unit: int = 1) -> dict[str, int]:

@@ -145,6 +145,25 @@ def test_old_containers_have_another_place(tmp_path):
     assert (memory.total_bytes, memory.available_bytes) == (2 * GIB, 0)
 
 
+@pytest.mark.parametrize(
+    ("groups", "limit", "usage"),
+    [
+        ("0::/jobs/run1/step\n", "memory.max", "memory.current"),
+        ("7:cpu:/x\n4:memory:/jobs/run1/step\n0::/\n", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ],
+)
+def test_a_batch_system_limits_a_group_further_down(tmp_path, groups, limit, usage):
+    meminfo, own, root = tmp_path / "meminfo", tmp_path / "own", tmp_path / "cgroup"
+    meminfo.write_text("MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\n")
+    own.write_text(groups)
+    job = (root / "memory" if "memory" in groups else root) / "jobs" / "run1"
+    (job / "step").mkdir(parents=True)
+    (job / limit).write_text(f"{6 * GIB}\n")  # above its own group, which has no limit
+    (job / usage).write_text(f"{GIB}\n")
+    memory = host_memory(meminfo, root, own)
+    assert (memory.total_bytes, memory.available_bytes) == (6 * GIB, 5 * GIB)
+
+
 def test_a_folder_that_is_named_as_a_library_is_none(tmp_path, monkeypatch):
     (tmp_path / "tensorrt").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
