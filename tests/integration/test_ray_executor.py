@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from random_models import save_model
 
+import builder
 from builder.sharding.ray_cluster import RayExecutor
 from builder.sharding.tasks import RankTask
 from builder.sharding.workers import build_ranks
@@ -26,7 +29,7 @@ def cluster():
         ray.init(
             "local",
             num_cpus=2,
-            _memory=2**30,
+            _memory=4 * 2**30,
             log_to_driver=False,
             logging_level=logging.ERROR,
             include_dashboard=False,
@@ -70,7 +73,7 @@ def test_what_ranks_warn_of_is_logged_here(engine, caplog):
 
 def test_a_rank_that_no_machine_has_memory_for_is_refused(engine):
     with pytest.raises(
-        BuildError, match=r"rank 0 needs about 64.0 GiB .* largest machine of the Ray cluster offers 1.0"
+        BuildError, match=r"rank 0 needs about 64.0 GiB .* largest machine of the Ray cluster offers 4.0"
     ):
         build_ranks(tasks(1, memory_bytes=2**36), engine, RayExecutor(None))
 
@@ -78,3 +81,30 @@ def test_a_rank_that_no_machine_has_memory_for_is_refused(engine):
 def test_a_refusal_on_the_other_machine_is_one_line(engine):
     with pytest.raises(BuildError, match=r"^rank 0 of 1 was not built: no kernel for sm70$"):
         build_ranks(tasks(1, rank0="refuse"), engine, RayExecutor(None))
+
+
+def test_the_plans_of_an_engine_are_those_of_one_machine(tmp_path):
+    save_model(tmp_path / "model", "llama", {})
+    manifests = [build_over(tmp_path, executor) for executor in ("ray", "local")]
+    over_ray, at_home = (manifest.gpu for manifest in manifests)
+    assert over_ray is not None and at_home is not None
+    assert [rank.file_names for rank in over_ray.ranks] == [["rank0.plan"], ["rank1.plan"]]
+    for there, here in zip(over_ray.ranks, at_home.ranks, strict=True):
+        assert there.constants == here.constants
+        assert [plan.layers for plan in there.plans] == [plan.layers for plan in here.plans]
+        assert there.peak_rss_bytes is not None
+
+
+def build_over(folder: Path, executor: Literal["ray", "local"]) -> builder.EngineManifest:
+    output = folder / executor
+    output.mkdir()
+    options = builder.BuildOptions(
+        target="tensorrt-rtx",
+        sms=(89,),
+        tp_size=2,
+        max_batch_size=2,
+        max_num_tokens=32,
+        max_seq_len=64,
+        executor=executor,
+    )
+    return builder.build_engine(folder / "model", output, options, plansmith_version="test")
