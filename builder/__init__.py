@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from builder.network_gate.gate import GateReport
     from builder.network_gate.verify import verify_network
     from builder.options import BuildOptions
+    from builder.plan_layout import plan_layout
     from builder.scoring import Perplexity, perplexity
     from builder.targets.support import check_supported
 
@@ -40,6 +41,7 @@ __all__ = [
     "load_reference",
     "multiple_choice",
     "perplexity",
+    "plan_layout",
     "read_manifest",
     "verify_network",
 ]
@@ -55,6 +57,7 @@ _MODULES = {
     "builder.network_gate.verify": ("verify_network",),
     "builder.network_gate.gate": ("GateReport",),
     "builder.options": ("BuildOptions",),
+    "builder.plan_layout": ("plan_layout",),
     "builder.scoring": ("Perplexity", "perplexity"),
     "builder.targets.support": ("check_supported",),
 }

@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from builder.machine import Machine, this_machine
 from builder.model_spec import ModelSpec
 from builder.options import BuildOptions
+from builder.sharding.legality import check_parallelism
 from builder.targets.facts import TARGETS, TargetName, library_version, quick_library_version
 from builder.targets.support import check_supported
 from plansmith_errors import BuildError
 
+if TYPE_CHECKING:
+    from quantize import StoredWeight
 
-def check_build(options: BuildOptions, spec: ModelSpec) -> None:
-    """Raise BuildError where a build of ``spec`` cannot work: limits, library, GPUs asked for, division over ranks."""
+
+def check_build(options: BuildOptions, spec: ModelSpec, types: Iterable[str] = ()) -> None:
+    """Raise BuildError where a build of ``spec`` cannot work: model, library, GPUs asked for, division over ranks.
+
+    ``types`` are the schemes of its weights and of the inputs of its linears, as far as they are known.
+    """
     check_supported(options.target, spec)
     require_library(options.target)
-    if TARGETS[options.target].is_gpu:
-        resolve_sms(options)
+    if not TARGETS[options.target].is_gpu:
+        return
+    check_parallelism(spec, options.parallelism)
+    sms = resolve_sms(options)
+    if options.target == "tensorrt-rtx":
+        from builder.targets.tensorrt.legality import check_types
+
+        check_types((options.resolved_dtype, *types), sms)
+
+
+def stored_types(weights: Iterable[StoredWeight]) -> list[str]:
+    """Schemes of quantized weights and of the inputs of their linears, each once."""
+    found = [scheme for weight in weights for scheme in (weight.scheme, getattr(weight.activations, "scheme", "none"))]
+    return list(dict.fromkeys(found))
 
 
 def build_identity(options: BuildOptions) -> dict[str, Any]:

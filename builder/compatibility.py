@@ -7,13 +7,12 @@ were compiled for (docs.nvidia.com/deeplearning/tensorrt-rtx: Engine Compatibili
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 from builder.gpu_manifest import GpuEngine
 from builder.machine import Gpu, Machine, this_machine
 from builder.manifest import EngineManifest, check_files, read_manifest
-from builder.targets.facts import TARGETS, TargetFacts, TargetName
+from builder.targets.facts import RUN_TIME, TARGETS, TargetFacts, TargetName
 from plansmith_errors import EngineError
 
 _OLDEST_DRIVER = {12: 535, 13: 580}  # of each CUDA release; docs.nvidia.com/deeplearning/tensorrt: Prerequisites
@@ -39,7 +38,7 @@ def engine_problems(path: Path, machine: Machine | None = None) -> Iterator[str]
     yield from incompatibilities(manifest, machine)
 
 
-def check_gpu_files(path: Path, manifest: EngineManifest) -> None:
+def check_gpu_files(path: Path, manifest: EngineManifest) -> GpuEngine:
     """Every rank is there, and every file is what the manifest says, to the last byte. Raises EngineError."""
     gpu = _gpu_part(path, manifest)
     found = [record.rank for record in gpu.ranks]
@@ -50,6 +49,7 @@ def check_gpu_files(path: Path, manifest: EngineManifest) -> None:
                 "build the engine again"
             )
     check_files(path, manifest, required=[name for record in gpu.ranks for name in record.file_names])
+    return gpu
 
 
 def incompatibilities(manifest: EngineManifest, machine: Machine | None = None) -> Iterator[str]:
@@ -79,7 +79,8 @@ def check_target_runs(target: TargetName, machine: Machine | None = None) -> Non
         )
     if facts.is_gpu and not machine.gpus:
         raise EngineError(f"engines of target {target} run on a GPU; this machine has {machine.describe_gpus()}")
-    for problem in _run_time_libraries(1) if facts.is_gpu else ():
+    problem = next(_run_time(machine, 1), None) if facts.is_gpu else None
+    if problem is not None:
         raise EngineError(f"target {target} {problem}")
 
 
@@ -115,8 +116,8 @@ def _gpus(gpu: GpuEngine, facts: TargetFacts, machine: Machine) -> Iterator[str]
             "serve it where there is one, or build for this machine with --set build.target=cpu"
         )
         return
-    yield from _run_time_libraries(world)
     yield from _driver(facts, machine)
+    yield from _run_time(machine, world)
     suitable = suitable_gpus(gpu, machine)
     if not suitable:
         yield f"built for {wanted}; this machine has {machine.describe_gpus()}: {_nearest(facts, machine)}"
@@ -129,19 +130,10 @@ def _gpus(gpu: GpuEngine, facts: TargetFacts, machine: Machine) -> Iterator[str]
         yield from _memory(gpu, suitable)
 
 
-def _run_time_libraries(world_size: int) -> Iterator[str]:
-    """What runs plans, beside the library that made them."""
-    needed = ["cuda.bindings"] if world_size == 1 else ["cuda.bindings", "nccl"]
-    missing = [name for name in needed if not _is_installed(name)]
+def _run_time(machine: Machine, world: int) -> Iterator[str]:
+    missing = [name for name in RUN_TIME[: 2 if world > 1 else 1] if name not in machine.libraries]
     if missing:
-        yield f"needs the Python module {missing[0]} to run plans; run: pip install 'plansmith[gpu]'"
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package that it is in
-        return False
+        yield f"needs {' and '.join(missing)}, not installed; run: pip install 'plansmith[gpu]'"
 
 
 def _driver(facts: TargetFacts, machine: Machine) -> Iterator[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder.build_check import require_library
+from builder.build_job import BuildJob, Progress
 from builder.compatibility import check_gpu_files, check_machine
 from builder.manifest import (
     EngineManifest,
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _HASH_BELOW = 64 << 20  # bytes; the weights of a large model are checked by size alone when it is loaded
 
-Progress = Callable[[int, int, str], None]
-"""Called with weights done, weights in all and the name of the weight that is being added."""
-
 
 def build_engine(
     checkpoint_dir: Path,
@@ -45,26 +43,46 @@ def build_engine(
     *,
     plansmith_version: str,
     progress: Progress | None = None,
+    plans: Path | None = None,
+    resume_state: Path | None = None,
 ) -> EngineManifest:
     """Compile the checkpoint in ``checkpoint_dir`` into the empty directory ``output``.
 
-    The caller owns atomicity; the manifest is written last. Raises BuildError and CheckpointError.
+    The caller owns atomicity; the manifest is written last. ``plans``: an engine with external weights of a model of
+    the same shape, whose plans are used, so that nothing is compiled. With ``resume_state``, a directory that is there
+    while ``output`` is to be kept, ``output`` may hold ranks of GPU targets that a stopped build finished.
+    Raises BuildError and CheckpointError.
     """
     from quantize import open_checkpoint
 
-    if not output.is_dir() or any(output.iterdir()):
+    if not output.is_dir() or (resume_state is None and any(output.iterdir())):
         raise BuildError(f"{output}: expected a new, empty directory to build into")
-    version = require_library(options.target)
+    if plans is not None and not (TARGETS[options.target].is_gpu and options.resolved_weights == "external"):
+        raise BuildError(f"plans of {plans} take external weights; set build.weights to external, on a GPU target")
+    library = {TARGETS[options.target].library: require_library(options.target)}
     checkpoint = open_checkpoint(checkpoint_dir)
     spec = ModelSpec.from_hf_config(checkpoint.config)
     check_supported(options.target, spec)
     weights = WeightSource(checkpoint, spec)
     max_seq_len = options.resolved_max_seq_len(spec)
-    built = _target_build(options.target)(spec, weights, output, options, max_seq_len, _counter(weights, progress))
+    job = BuildJob(
+        checkpoint=checkpoint,
+        source=_source(checkpoint),
+        spec=spec,
+        weights=weights,
+        output=output,
+        options=options,
+        max_seq_len=max_seq_len,
+        versions={**library, "plansmith": plansmith_version},
+        progress=progress or (lambda done, total, name: None),
+        plans=plans,
+        resume_state=resume_state,
+    )
+    built = _target_build(options.target)(job)
     manifest = EngineManifest(
         plansmith_version=plansmith_version,
         target=options.target,
-        library={TARGETS[options.target].library: version},
+        library=library,
         precision=None if built.gpu else options.precision,
         compile_properties=built.compile_properties,
         limits=Limits(
@@ -76,7 +94,7 @@ def build_engine(
         kv_cache=built.kv_cache,
         model={key: value for key, value in checkpoint.config.items() if key != "quantization_config"},
         weights=built.weights,
-        source=_source(checkpoint),
+        source=job.source,
         files={file.name: describe_file(file) for file in sorted(output.iterdir())},
         gpu=built.gpu,
     )
@@ -95,7 +113,7 @@ def load_engine(path: Path, *, num_blocks: int | None = None, num_threads: int |
             raise EngineError(f"{name} is {value}; expected 1 or more")
     manifest = read_manifest(path)
     if manifest.gpu is not None or TARGETS.get(manifest.target, TARGETS["cpu"]).is_gpu:
-        return _load_gpu(path, manifest, num_blocks)
+        return _load_gpu(path, manifest, num_blocks, num_threads)
     check_machine(path, manifest)
     return _load_cpu(path, manifest, num_blocks, num_threads)
 
@@ -110,10 +128,12 @@ def _load_cpu(path: Path, manifest: EngineManifest, num_blocks: int | None, num_
     return engine
 
 
-def _load_gpu(path: Path, manifest: EngineManifest, num_blocks: int | None) -> StepEngine:
+def _load_gpu(path: Path, manifest: EngineManifest, num_blocks: int | None, num_threads: int | None) -> StepEngine:
     from builder.targets.tensorrt.runtime.engine import TensorRtEngine
     from builder.targets.tensorrt.runtime.from_manifest import engine_layout
 
+    if num_threads is not None:
+        raise EngineError(f"num_threads is {num_threads}, but {path} runs on GPUs; leave it out")
     check_gpu_files(path, manifest)
     check_machine(path, manifest)
     return TensorRtEngine(engine_layout(path, manifest), num_blocks=num_blocks)
@@ -128,24 +148,14 @@ def load_reference(
     return ReferenceEngine(checkpoint_dir, options or BuildOptions(), num_blocks)
 
 
-def _target_build(target: TargetName) -> Callable[..., BuiltModel]:
-    if target == "cpu":
-        from builder.targets.cpu.build import build
+def _target_build(target: TargetName) -> Callable[[BuildJob], BuiltModel]:
+    if TARGETS[target].is_gpu:
+        from builder.targets.tensorrt.engine_build import build as build_gpu
 
-        return build
-    raise BuildError(f"target {target} is not built by this version yet; build for target cpu")
+        return build_gpu
+    from builder.targets.cpu.build import build
 
-
-def _counter(weights: WeightSource, progress: Progress | None) -> Callable[[str], None]:
-    total = sum(len(shape) == 2 for shape in weights.shapes.values())
-    names: list[str] = []
-
-    def on_weight(name: str) -> None:
-        names.append(name)
-        if progress is not None:
-            progress(len(names), total, name)
-
-    return on_weight
+    return build
 
 
 def _source(checkpoint: Checkpoint) -> Source:

@@ -59,10 +59,16 @@ class RankRecord(ManifestPart):
 
     @property
     def gpu_bytes(self) -> int:
-        """Before any KV cache: the weights of every plan, and the largest activations and scratch, used in turns."""
+        """Before any KV cache: the weights of every plan and beside them, and the activations of the largest.
+
+        Scratch is a part of what the builder's log counts as activations.
+        """
         footprints = [plan.footprint for plan in self.plans]
-        return sum(each.weights_bytes or 0 for each in footprints) + max(
-            (each.activation_bytes or 0) + (each.scratch_bytes or 0) for each in footprints
+        beside = sum(self.constants.values()) if self.weight_files else 0
+        return (
+            beside
+            + sum(each.weights_bytes or 0 for each in footprints)
+            + max(max(each.activation_bytes or 0, each.scratch_bytes or 0) for each in footprints)
         )
 
 

@@ -16,7 +16,7 @@ from builder.targets.facts import TARGETS
 from plansmith.calibration import calibration_tools, quantize_dependencies
 from plansmith.config import BuildFile
 from plansmith.console import Console, human_bytes
-from plansmith.fingerprint import code_fingerprint, library_versions
+from plansmith.fingerprint import code_fingerprint, fingerprint, library_versions
 from plansmith.source_check import check_source
 from plansmith.store import Artifact, ArtifactStore
 from plansmith.verify.inputs import load_tokenizer, read_inputs
@@ -88,14 +88,31 @@ class Pipeline:
             "code": code_fingerprint("builder", "quantize"),
             "libraries": library_versions("numpy", "ml_dtypes"),
         }
-        with self._console.progress(stage) as progress:
-            return self._stage(
-                stage,
-                depends_on,
-                lambda output: builder.build_engine(
-                    checkpoint, output, options, plansmith_version=__version__, progress=progress
-                ),
+        shares_plans = TARGETS[options.target].is_gpu and options.resolved_weights == "external"
+        if shares_plans:
+            depends_on["layout"] = fingerprint(builder.plan_layout(quantize.open_checkpoint(checkpoint)))
+
+        def produce(output: Path) -> None:
+            builder.build_engine(
+                checkpoint,
+                output,
+                options,
+                plansmith_version=__version__,
+                progress=progress,
+                plans=self._plans_alike(stage, depends_on) if shares_plans else None,
+                resume_state=self._store.resume_state(stage, depends_on),
             )
+
+        with self._console.progress(stage) as progress:
+            return self._stage(stage, depends_on, produce)
+
+    def _plans_alike(self, stage: str, depends_on: dict[str, Any]) -> Path | None:
+        """An engine whose plans were compiled for the same shape, so that only weights are to be written."""
+        found = self._store.find_alike(stage, depends_on, but_for="checkpoint")
+        if found is None:
+            return None
+        self._console.info(f"{stage}: the plans of {found.path.name} are taken; nothing is compiled")
+        return found.payload
 
     def _repository(self, engine: Artifact, checkpoint: Artifact) -> Artifact:
         options = self._file.package

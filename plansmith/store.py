@@ -66,6 +66,15 @@ class ArtifactStore:
             return None
         return Artifact(stage, key, path, record.seconds, sum(record.files.values()), reused=True)
 
+    def find_alike(self, stage: str, depends_on: dict[str, Any], *, but_for: str) -> Artifact | None:
+        """A whole artifact of the same dependencies, whatever it has for the one named ``but_for``."""
+        wanted = self.key({**depends_on, but_for: None})
+        for path in sorted(self.root.glob(f"{stage}-*")):
+            record = _read_record(path)
+            if record is not None and self.key({**record.depends_on, but_for: None}) == wanted:
+                return Artifact(stage, record.key, path, record.seconds, sum(record.files.values()), reused=True)
+        return None
+
     def resume_state(self, stage: str, depends_on: dict[str, Any]) -> Path:
         """The directory that a stage which can be continued keeps beside its unfinished payload."""
         return resume_state(self.root / f"{stage}-{self.key(depends_on)}")

@@ -48,12 +48,13 @@ def write_gpu_engine(path: Path, *, target: str = "tensorrt-rtx", weights_bytes:
 def gpu_part(path: Path, *, weights_bytes: int = GIB, **gpu: Any) -> GpuEngine:
     """The manifest's part for GPUs, and files in the place of its plans."""
     tp_size, pp_size = gpu.get("tp_size", 1), gpu.get("pp_size", 1)
-    ranks = tuple(_rank(path, rank, weights_bytes, 4 // pp_size) for rank in range(tp_size * pp_size))
+    ranks = tuple(rank_record(path, rank, 4 // pp_size, weights_bytes) for rank in range(tp_size * pp_size))
     fields = {"sms": (89,), "dtype": "float16", "tp_size": 1, "pp_size": 1, "ep_size": 1, "weights": "embedded", **gpu}
     return GpuEngine(ranks=ranks, **fields)
 
 
-def _rank(path: Path, rank: int, weights_bytes: int, num_layers: int) -> RankRecord:
+def rank_record(path: Path, rank: int, num_layers: int, weights_bytes: int = GIB) -> RankRecord:
+    """One rank's, and a file in the place of its plan."""
     plan = path / f"rank{rank}.plan"
     plan.write_bytes(f"plan of rank {rank}".encode() * 100)
     return RankRecord(
@@ -85,7 +86,7 @@ def machine_with(*sms: int, memory_bytes: int = 24 * GIB, **fields: Any) -> Mach
     """A machine with GPUs of these compute capabilities and every library that engines here are built for."""
     gpus = tuple(Gpu(index=index, name=f"GPU-{sm}", sm=sm, memory_bytes=memory_bytes) for index, sm in enumerate(sms))
     given = {
-        "libraries": dict(VERSION),
+        "libraries": {**VERSION, "cuda-bindings": "13.5.0", "nccl4py": "0.6"},
         "library_cuda": dict.fromkeys(VERSION, 13),
         "cuda_version": (13, 0),
         "driver_version": "580.65.06",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from builder.targets.facts import TARGETS, TargetName, installed_cuda, library_version
+from builder.targets.facts import RUN_TIME, TARGETS, TargetName, distribution_version, installed_cuda, library_version
 
 _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 
@@ -29,7 +29,7 @@ class Machine(_Part):
     why_no_gpu: str | None = None
     driver_version: str | None = None  # of the kernel module, as "580.65.06"
     cuda_version: tuple[int, int] | None = None  # the newest CUDA that the driver runs
-    libraries: dict[str, str] = {}  # exact versions of the engine libraries that are installed
+    libraries: dict[str, str] = {}  # exact versions of what engines are run with, where it is installed
     library_cuda: dict[str, int] = {}  # CUDA's major version that those of GPU targets were built for
 
     @property
@@ -53,6 +53,7 @@ def this_machine(target: TargetName | None = None) -> Machine:
     libraries = {facts.library: version for facts in asked if (version := library_version(facts.name))}
     if not any(facts.is_gpu for facts in asked):
         return Machine(libraries=libraries)
+    libraries |= {name: version for name in RUN_TIME if (version := distribution_version(name))}
     library_cuda = {name: major for name in libraries if (major := installed_cuda(name)) is not None}
     try:
         driver = query_driver()

@@ -59,6 +59,10 @@ TARGETS: dict[str, TargetFacts] = {
 }
 
 
+RUN_TIME = ("cuda-bindings", "nccl4py")
+"""Distributions that running plans needs beside the target's library; the second for several GPUs."""
+
+
 def library_version(target: TargetName) -> str | None:
     """Exact version of the target's library, as "2026.4.1" or "1.7.1.116"; None where it cannot be imported."""
     try:
@@ -72,7 +76,7 @@ def library_version(target: TargetName) -> str | None:
 def installed_cuda(library: str) -> int | None:
     """CUDA's major version of a library's wheel, which carries it in its name: tensorrt-rtx-cu13, tensorrt_cu12."""
     for major in (13, 12):
-        if _distribution_version(f"{library}-cu{major}") is not None:
+        if distribution_version(f"{library}-cu{major}") is not None:
             return major
     return None
 
@@ -81,10 +85,10 @@ def quick_library_version(target: TargetName) -> str | None:
     """As ``library_version``, without an import where the installation tells."""
     library = TARGETS[target].library
     names = (library, f"{library}-cu13", f"{library}-cu12")
-    return next((found for name in names if (found := _distribution_version(name))), None) or library_version(target)
+    return next((found for name in names if (found := distribution_version(name))), None) or library_version(target)
 
 
-def _distribution_version(name: str) -> str | None:
+def distribution_version(name: str) -> str | None:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

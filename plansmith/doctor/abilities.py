@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from builder.machine import Machine
-from builder.targets.facts import SM_NAMES, TARGETS, TargetFacts, TargetName
+from builder.targets.facts import RUN_TIME, SM_NAMES, TARGETS, TargetFacts, TargetName
+from builder.targets.tensorrt.legality import RTX_TYPES
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class TargetAbility:
 class SmAbility:
     sm: int
     gpus: str  # some that have it
+    types: tuple[str, ...]  # of weights and activations that tensorrt-rtx compiles; none where it does not
     compile: dict[TargetName, Ability]
 
 
@@ -38,7 +40,9 @@ def target_abilities(machine: Machine, why_no_triton: str | None) -> tuple[Targe
 def sm_abilities(machine: Machine) -> tuple[SmAbility, ...]:
     gpu_targets = [facts for facts in TARGETS.values() if facts.is_gpu]
     return tuple(
-        SmAbility(sm, gpus, {facts.name: _compile_for(facts, sm, machine) for facts in gpu_targets})
+        SmAbility(
+            sm, gpus, RTX_TYPES.get(sm, ()), {facts.name: _compile_for(facts, sm, machine) for facts in gpu_targets}
+        )
         for sm, gpus in SM_NAMES.items()
     )
 
@@ -62,6 +66,9 @@ def _load(facts: TargetFacts, machine: Machine) -> Ability:
         return library
     if not set(machine.sms) & set(facts.sms):
         return Ability(False, machine.describe_gpus())
+    missing = [name for name in RUN_TIME if name not in machine.libraries]
+    if missing:
+        return Ability(False, f"{' and '.join(missing)} not installed: pip install 'plansmith[gpu]'")
     return library
 
 

@@ -7,11 +7,10 @@ import platform
 import shutil
 import sys
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from builder.machine import HostMemory, Machine, host_memory, this_machine
-from builder.targets.facts import TARGETS
+from builder.targets.facts import TARGETS, distribution_version
 from plansmith.doctor.abilities import SmAbility, TargetAbility, sm_abilities, target_abilities
 from plansmith.version import __version__
 from plansmith_errors import ServeError
@@ -50,15 +49,16 @@ class Survey:
     sms: tuple[SmAbility, ...]
 
 
-# Distributions that may carry it, what it is for, what to give to pip.
+# What it is for, what to give to pip.
 _LIBRARIES = (
-    (("torch",), "calibration, the float32 reference", "plansmith[quantize]"),
-    (("transformers",), "calibration", "plansmith[quantize]"),
-    (("cuda-python", "cuda-bindings"), "running plans", "cuda-python"),
-    (("nvidia-ml-py",), "free GPU memory", "nvidia-ml-py"),
-    (("ray",), "building ranks on many machines", "plansmith[ray]"),
-    (("tritonclient",), "model repositories", "plansmith[serve]"),
-    (("nvidia-pytriton",), "a Triton server without a container", "plansmith[serve]"),
+    ("torch", "calibration, the float32 reference", "plansmith[quantize]"),
+    ("transformers", "calibration", "plansmith[quantize]"),
+    ("cuda-bindings", "running plans", "plansmith[gpu]"),
+    ("nccl4py", "running plans on several GPUs", "plansmith[gpu]"),
+    ("nvidia-ml-py", "free GPU memory", "nvidia-ml-py"),
+    ("ray", "building ranks on many machines", "plansmith[ray]"),
+    ("tritonclient", "model repositories", "plansmith[serve]"),
+    ("nvidia-pytriton", "a Triton server without a container", "plansmith[serve]"),
 )
 
 
@@ -74,7 +74,10 @@ def survey() -> Survey:
         memory=host_memory(),
         disk_free_bytes=shutil.disk_usage(Path()).free,
         has_native_kernels=_has_native_kernels(),
-        libraries=(*_engine_libraries(machine), *(_library(*each) for each in _LIBRARIES)),
+        libraries=(
+            *_engine_libraries(machine),
+            *(Library(name, distribution_version(name), *what) for name, *what in _LIBRARIES),
+        ),
         triton=triton,
         machine=machine,
         targets=target_abilities(machine, triton.problem),
@@ -87,15 +90,6 @@ def _engine_libraries(machine: Machine) -> list[Library]:
         Library(facts.library, machine.libraries.get(facts.library), f"engines of target {name}", facts.install)
         for name, facts in TARGETS.items()
     ]
-
-
-def _library(names: tuple[str, ...], use: str, install: str) -> Library:
-    for name in names:
-        try:
-            return Library(names[0], metadata.version(name), use, install)
-        except metadata.PackageNotFoundError:
-            continue
-    return Library(names[0], None, use, install)
 
 
 def _has_native_kernels() -> bool:

@@ -28,10 +28,19 @@ def _targets(found: Survey) -> str:
 def _sms(found: Survey) -> str:
     targets = list(found.sms[0].compile)
     rows = [
-        [f"sm{each.sm}", each.gpus, *(f"{_say(each.compile[name])}: {each.compile[name].why}" for name in targets)]
+        [f"sm{each.sm}", each.gpus, *(_say(each.compile[name]) for name in targets), ", ".join(each.types) or "-"]
         for each in found.sms
     ]
-    return table(["compile for", "as in", *targets], rows, numbers=False)
+    reasons = _grouped([(name, each.sm, each.compile[name].why) for name in targets for each in found.sms])
+    return "\n".join([table(["compile for", "as in", *targets, "types (tensorrt-rtx)"], rows, numbers=False), *reasons])
+
+
+def _grouped(reasons: list[tuple[str, int, str]]) -> list[str]:
+    """One line for all compute capabilities of which a target has the same to say."""
+    sms: dict[tuple[str, str], list[int]] = {}
+    for target, sm, why in reasons:
+        sms.setdefault((target, why), []).append(sm)
+    return [f"{target}, {', '.join(f'sm{sm}' for sm in those)}: {why}" for (target, why), those in sms.items()]
 
 
 def _machine(found: Survey) -> str:

@@ -88,12 +88,19 @@ def test_the_way_out_is_a_build_that_the_machine_loads(tmp_path_factory, target,
 
 
 def test_another_release_is_refused_with_the_one_to_install(gpu_engine):
-    machine = machine_with(89, libraries={"tensorrt-rtx": "1.8.0.1"})
+    machine = machine_with(89, libraries={"tensorrt-rtx": "1.8.0.1", "cuda-bindings": "13"})
     assert refusal(gpu_engine, machine).startswith(
         "built for tensorrt-rtx 1.7.1.116, found 1.8.0.1; install it (pip install tensorrt-rtx==1.7.1.116) or build"
     )
     machine = machine_with(89, libraries={})
     assert refusal(gpu_engine, machine).endswith("not installed; run: pip install 'tensorrt-rtx==1.7.1.116'")
+
+
+def test_the_run_times_own_libraries_are_needed(tmp_path):
+    machine = machine_with(89, 89, libraries={"tensorrt-rtx": "1.7.1.116"})
+    lines = [refusal(write_gpu_engine(tmp_path / f"tp{size}", tp_size=size), machine) for size in (1, 2)]
+    assert lines[0] == "needs cuda-bindings, not installed; run: pip install 'plansmith[gpu]'"
+    assert lines[1].startswith("needs cuda-bindings and nccl4py, not installed")
 
 
 @pytest.mark.parametrize(
@@ -171,3 +178,18 @@ def test_targets_that_cannot_run_here_are_refused_before_a_build():
     with pytest.raises(EngineError, match="needs TensorRT, which is not installed"):
         check_target_runs("tensorrt", machine_with(90, libraries={}))
     check_target_runs("cpu")
+    check_target_runs("tensorrt", machine_with(90))
+
+
+def test_a_checked_engine_goes_to_the_run_time_as_its_manifest_describes_it(tmp_path, monkeypatch):
+    path = write_gpu_engine(tmp_path / "engine", tp_size=2)
+    machine = machine_with(90, 89, 89)
+    for module in ("builder.compatibility", "builder.targets.tensorrt.runtime.from_manifest"):
+        monkeypatch.setattr(f"{module}.this_machine", lambda *target: machine)
+    monkeypatch.setattr(
+        "builder.targets.tensorrt.runtime.engine.TensorRtEngine", lambda layout, **given: (layout, given)
+    )
+    layout, given = builder.load_engine(path, num_blocks=7)
+    assert given == {"num_blocks": 7} and layout.devices == (1, 2) and layout.hidden_size == 64
+    with pytest.raises(EngineError, match=r"num_threads is 2, but .* runs on GPUs"):
+        builder.load_engine(path, num_threads=2)

@@ -27,7 +27,7 @@ PROMPTS = [
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
 
-def write_tiny_llama(directory: Path) -> None:
+def write_tiny_llama(directory: Path, *, head_dim: int = 16, seed: int = 7) -> None:
     """A checkpoint in Hugging Face's layout with random weights, and a BPE tokenizer trained on the prompts."""
     from safetensors.numpy import save_file
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -39,7 +39,7 @@ def write_tiny_llama(directory: Path) -> None:
     trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
     tokenizer.train_from_iterator(PROMPTS * 4, trainer)
     tokenizer.save(str(directory / "tokenizer.json"))
-    vocab, hidden, inner, layers, heads, kv_heads, head_dim = tokenizer.get_vocab_size(), 64, 128, 2, 4, 2, 16
+    vocab, hidden, inner, layers, heads, kv_heads = tokenizer.get_vocab_size(), 64, 128, 2, 4, 2
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -60,7 +60,7 @@ def write_tiny_llama(directory: Path) -> None:
         "torch_dtype": "float32",
     }
     (directory / "config.json").write_text(json.dumps(config))
-    rng = np.random.default_rng(7)
+    rng = np.random.default_rng(seed)
 
     def weight(*shape: int) -> np.ndarray:
         return (rng.standard_normal(shape) * (2.0 / shape[-1]) ** 0.5).astype(np.float32)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import builder.compatibility
 import builder.engine
+from builder.build_job import BuildJob
 from builder.manifest import KvCache
 from builder.network.weights import expected_weights
 from builder.targets.built import BuiltModel
@@ -61,9 +61,9 @@ def build_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def fake_build(spec: Any, weights: Any, output: Path, options: Any, *_: Any) -> BuiltModel:
+def fake_build(job: BuildJob) -> BuiltModel:
     kv_cache = KvCache(dtype="float16", tokens_per_block=64, bytes_per_block=1024)
-    return BuiltModel(kv_cache, {"int8": "int8"}, gpu=gpu_part(output, sms=options.sms))
+    return BuiltModel(kv_cache, {"int8": "int8"}, gpu=gpu_part(job.output, sms=job.options.sms))
 
 
 def test_plans_are_built_and_packaged_and_verify_is_said_to_be_skipped(build_file: Path) -> None:

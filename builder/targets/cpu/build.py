@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
 
+from builder.build_job import BuildJob, Progress
 from builder.manifest import KvCache
-from builder.model_spec import ModelSpec
 from builder.network import decoder
 from builder.network.weights import WeightSource
 from builder.targets.built import BuiltModel
@@ -19,25 +17,17 @@ from builder.targets.cpu.ops import OpenVinoOps
 from builder.targets.cpu.settings import compile_properties
 from plansmith_errors import BuildError, EngineError
 
-if TYPE_CHECKING:
-    from builder.options import BuildOptions
-
 log = logging.getLogger(__name__)
 
 
-def build(
-    spec: ModelSpec,
-    weights: WeightSource,
-    output: Path,
-    options: BuildOptions,
-    max_seq_len: int,
-    on_weight: Callable[[str], None],
-) -> BuiltModel:
-    """Write ``model.xml`` and ``model.bin`` to ``output``, then compile them once to prove that they compile."""
+def build(job: BuildJob) -> BuiltModel:
+    """Write ``model.xml`` and ``model.bin`` to the job's output, then compile them once to prove that they compile."""
     import openvino
 
-    exact = options.precision == "exact"
-    ops = OpenVinoOps(spec, weights, max_seq_len=max_seq_len, keep_float32=exact, on_weight=on_weight)
+    spec, weights, output = job.spec, job.weights, job.output
+    exact = job.options.precision == "exact"
+    on_weight = _counter(weights, job.progress)
+    ops = OpenVinoOps(spec, weights, max_seq_len=job.max_seq_len, keep_float32=exact, on_weight=on_weight)
     logits = decoder(ops, spec)
     _warn_of_floats(ops, weights)
     logits.output(0).get_tensor().set_names({"logits"})
@@ -49,7 +39,7 @@ def build(
         raise BuildError(f"{output}: the engine cannot be written ({reason}); is there room on the disk?") from error
     del model, logits, ops  # free the weights before they are loaded again
     groups = {group for scheme, group in weights.kinds if scheme == "int4" and group}
-    properties = compile_properties(options.precision, groups)
+    properties = compile_properties(job.options.precision, groups)
     try:
         compiled = compile_engine(output, spec, properties)
     except EngineError as error:
@@ -73,3 +63,14 @@ def _warn_of_floats(ops: OpenVinoOps, weights: WeightSource) -> None:
     kv_scales = weights.kv_scales(0)
     if kv_scales is not None:
         log.warning("the cpu target's KV cache is its own; the checkpoint's %s scales are not used", kv_scales[0])
+
+
+def _counter(weights: WeightSource, progress: Progress) -> Callable[[str], None]:
+    total = sum(len(shape) == 2 for shape in weights.shapes.values())
+    names: list[str] = []
+
+    def on_weight(name: str) -> None:
+        names.append(name)
+        progress(len(names), total, name)
+
+    return on_weight
