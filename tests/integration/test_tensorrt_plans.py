@@ -1,7 +1,4 @@
 """Real plans of small models, compiled by TensorRT-RTX on a machine without a GPU. They are not executed."""
 
-import struct
 
-import numpy as np
-import pytest
 from random_models import save_random_llama  # noqa: F401
