@@ -14,7 +14,7 @@ from builder.network.weights import DecoderWeights
 from builder.parallel import Rank
 from builder.targets.tensorrt.external import write_weights
 from builder.targets.tensorrt.legality import check_types
-from builder.targets.tensorrt.memory import return_freed_memory
+from builder.targets.tensorrt.memory import UnusedPages, return_freed_memory
 from builder.targets.tensorrt.network import BuiltNetwork, build_network
 from builder.targets.tensorrt.options import MODES, NetworkOptions
 from builder.targets.tensorrt.payload import Payload
@@ -40,10 +40,12 @@ def build_rank(
     plan_file, weights_file = output / f"rank{rank.rank}.plan", output / f"rank{rank.rank}.safetensors"
     network = build_network(trt, spec, weights, rank, options, on_weight=on_weight)
     check_types(sorted(network.types), options.sms)
-    if network.external:
-        write_weights(weights_file, network.external)
+    payloads = [*network.payloads.values(), *network.external.values()]
     try:
-        plan = write_plan(trt, network, options.sms, plan_file)
+        with UnusedPages(payload.array for payload in payloads):
+            if network.external:
+                write_weights(weights_file, network.external)
+            plan = write_plan(trt, network, options.sms, plan_file)
     except BaseException:
         weights_file.unlink(missing_ok=True)
         raise
@@ -54,7 +56,7 @@ def build_rank(
         num_layers=len(layers),
         plans=(_plan_record(plan_file.name, network, plan),),
         weight_files=(weights_file.name,) if network.external else (),
-        constants=_bytes_by_dtype([*network.payloads.values(), *network.external.values()]),
+        constants=_bytes_by_dtype(payloads),
         kv_bytes_per_block=kv_bytes_per_block(network),
         other_seconds=max(time.perf_counter() - start - plan.seconds, 0.0),
         peak_rss_bytes=None,

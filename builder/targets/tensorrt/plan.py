@@ -10,7 +10,6 @@ from typing import Any, BinaryIO
 
 from builder.gpu_manifest import Footprint
 from builder.targets.tensorrt.build_log import parse_footprint
-from builder.targets.tensorrt.memory import UnusedPages
 from builder.targets.tensorrt.network import BuiltNetwork
 from builder.targets.tensorrt.options import MODES
 from plansmith_errors import BuildError
@@ -44,8 +43,7 @@ def write_plan(trt: Any, built: BuiltNetwork, sms: Sequence[int], path: Path) ->
 
 
 def _stream(trt: Any, built: BuiltNetwork, config: Any, path: Path) -> bool:
-    arrays = (payload.array for payload in built.payloads.values())
-    with path.open("wb") as file, UnusedPages(arrays):
+    with path.open("wb") as file:
         writer = _PlanFile(trt, file)
         is_built = bool(built.builder.build_serialized_network_to_stream(built.network, config, writer.stream))
     if writer.error is not None:
