@@ -173,6 +173,19 @@ def test_casts_round_floats_to_nearest_and_cut_integers():
         assert net.run(x=np.array([2049, 2051, -1.5], np.float32)).tolist() == expected
 
 
+@pytest.mark.parametrize(("dtype", "torch_dtype"), [(HALF, torch.float16), (trt.bfloat16, torch.bfloat16)])
+def test_each_layer_rounds_before_the_next(dtype, torch_dtype):
+    net = Net()
+    x = net.input("x", dtype, (-1,))
+    total = net.network.add_elementwise(x, x, trt.ElementWiseOperation.PROD).get_output(0)
+    wide = net.network.add_cast(total, FLOAT).get_output(0)
+    net.output(net.network.add_elementwise(wide, wide, trt.ElementWiseOperation.PROD))
+    values = torch.randn(100).to(torch_dtype)
+    stored = values.numpy() if dtype == HALF else values.view(torch.uint16).numpy()
+    expected = (values * values).float() ** 2
+    np.testing.assert_array_equal(net.run(x=stored), expected.numpy())
+
+
 def test_bfloat16_goes_in_and_out_as_it_is_stored():
     net = Net()
     x = net.input("x", trt.bfloat16, (-1,))
@@ -216,6 +229,8 @@ def test_what_cannot_be_computed_names_the_layer_and_its_inputs():
     net.output(layer)
     with pytest.raises(BuildError, match=r"layer 'embed' \(GATHER\): has indices 0..4 into an axis of 4 .*int32 \[2\]"):
         net.run(table=normal(4, 2), ids=np.array([0, 4], np.int32))
+    with pytest.raises(BuildError, match=r"has indices -1..0"):
+        net.run(table=normal(4, 2), ids=np.array([0, -1], np.int32))
 
 
 @pytest.mark.parametrize(

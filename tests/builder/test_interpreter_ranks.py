@@ -83,6 +83,18 @@ def test_a_stage_hands_its_hidden_states_to_the_next():
     assert all(np.array_equal(output["logits"], total + total) for output in outputs[2:])
 
 
+def test_a_rank_gets_what_its_own_neighbour_before_it_sent():
+    def stage(name, output):
+        net = Net()
+        net.output(net.network.add_identity(net.input(name, FLOAT, (-1, 4))), name=output)
+        return net
+
+    nets = [stage("x", "hidden_out"), stage("x", "hidden_out"), stage("hidden_in", "y"), stage("hidden_in", "y")]
+    parts = [normal(2, 4), normal(2, 4)]
+    outputs = run(nets, [{"x": parts[0]}, {"x": parts[1]}, {}, {}], Parallelism(tp_size=2, pp_size=2))
+    assert np.array_equal(outputs[2]["y"], parts[0]) and np.array_equal(outputs[3]["y"], parts[1])
+
+
 def test_a_failed_rank_ends_the_others_with_its_own_error():
     feeds = [{"x": normal(2, 4)}, {"x": normal(2, 5)}, {"x": normal(2, 4)}]
     with pytest.raises(BuildError, match=r"rank 1: .*'x' came out as float32 \[2, 5\]"):
