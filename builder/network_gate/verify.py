@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from builder.model_spec import ModelSpec
 from builder.network_gate.gate import GateReport, Progress, check_network
 from builder.options import BuildOptions
-from builder.targets.tensorrt.options import NetworkOptions
+from builder.targets.tensorrt.rank_worker import network_options_of
 from plansmith_errors import BuildError
 
 _SEED = 7
@@ -40,16 +41,9 @@ def verify_network(
     spec = ModelSpec.from_hf_config(open_checkpoint(checkpoint_dir).config)
     if token_ids is None:
         token_ids = np.random.default_rng(_SEED).integers(0, spec.vocab_size, _NUM_RANDOM_TOKENS).tolist()
-    network_options = NetworkOptions(
-        dtype="float32" if exact else options.resolved_dtype,
-        max_batch_size=options.max_batch_size,
-        max_num_tokens=options.max_num_tokens,
-        max_seq_len=options.resolved_max_seq_len(spec),
-        tokens_per_block=options.resolved_tokens_per_block,
-        kv_dtype=options.resolved_kv_cache_dtype,
-        weights=options.resolved_weights,
-        sms=options.sms or (),
-    )
+    network_options = network_options_of(options, options.resolved_max_seq_len(spec), options.sms or ())
+    if exact:
+        network_options = replace(network_options, dtype="float32")
     return check_network(
         checkpoint_dir, options.target, options.parallelism, network_options, token_ids, progress=progress
     )

@@ -56,7 +56,7 @@ class _RankPart:
         self.weights = ShardedWeights(WeightSource(checkpoint, whole), whole, self.rank)
         # A target that compiles on the GPU itself takes no list of others.
         sms = tuple(arguments["sms"]) if TARGETS[options.target].is_ahead_of_time else ()
-        self.options = _network_options(options, arguments["max_seq_len"], sms)
+        self.options = network_options_of(options, arguments["max_seq_len"], sms)
         self.trt = load_module(options.target)  # type: ignore[arg-type]
 
 
@@ -71,7 +71,8 @@ def _counting(weights: ShardedWeights, on_weight: OnWeight, afterwards: str) -> 
     return tell
 
 
-def _network_options(options: BuildOptions, max_seq_len: int, sms: tuple[int, ...]) -> NetworkOptions:
+def network_options_of(options: BuildOptions, max_seq_len: int, sms: tuple[int, ...]) -> NetworkOptions:
+    """What a build with ``options`` makes networks for; ``max_seq_len`` and ``sms`` as they were resolved."""
     return NetworkOptions(
         dtype=options.resolved_dtype,
         max_batch_size=options.max_batch_size,
