@@ -109,7 +109,7 @@ class RankProcess:
         name = signal.Signals(-status).name
         reached = "" if self.peak_rss_bytes is None else f" at {gibibytes(self.peak_rss_bytes)} GiB"
         if status == -signal.SIGKILL:
-            return f"was killed ({name}){reached}, as the system does when memory runs out"
+            return f"its process was killed ({name}){reached}, as the system does when memory runs out"
         return f"its process died of {name}{reached}{self._last_words()}"
 
     def _last_words(self) -> str:

@@ -98,7 +98,8 @@ def _failed(failures: Mapping[int, RankFailure], num_ranks: int) -> Exception:
     others = sorted(set(failures) - {first.rank})
     also = f" (as did rank{'s' * (len(others) > 1)} {', '.join(map(str, others))})" if others else ""
     kept = num_ranks - len(failures)
-    rest = f"; the other {kept} are built and kept: run it again to build what is missing" if kept else ""
+    others_kept = "the other one is" if kept == 1 else f"the other {kept} are"
+    rest = f"; {others_kept} built and kept: run it again to build what is missing" if kept else ""
     return BuildError(f"rank {first.rank} of {num_ranks} was not built{also}: {first.message}{rest}")
 
 

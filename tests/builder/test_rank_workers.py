@@ -78,7 +78,7 @@ def test_every_rank_has_its_files_its_report_and_what_it_took(engine, log):
     ("how", "expected"),
     [
         ("refuse", "TensorRT refuses the network: no kernel"),
-        ("kill", r"was killed \(SIGKILL\).*, as the system does when memory runs out"),
+        ("kill", r"its process was killed \(SIGKILL\).*, as the system does when memory runs out"),
         ("abort", r"its process died of SIGABRT.*; the last it said: free\(\): invalid pointer"),
         ("exit", "its process ended with exit code 7"),
     ],

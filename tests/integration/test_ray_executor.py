@@ -58,7 +58,9 @@ def tasks(count: int, memory_bytes: int = 2**28, **fail: str) -> list[RankTask]:
 
 
 def test_ranks_are_built_and_kept(engine):
-    with pytest.raises(BuildError, match=r"rank 1 of 3 was not built: was killed \(SIGKILL\).*the other 2 are built"):
+    with pytest.raises(
+        BuildError, match=r"rank 1 of 3 was not built: its process was killed \(SIGKILL\).*the other 2 are built"
+    ):
         build_ranks(tasks(3, rank1="kill"), engine, RayExecutor(None))
     results = build_ranks(tasks(3), engine, RayExecutor(1))
     assert [result.reused for result in results] == [True, False, True]
