@@ -14,6 +14,7 @@ from tiny_models import save_model
 
 import builder
 from builder.compatibility import check_gpu_files
+from builder.network.weights import WeightSource
 from builder.targets.tensorrt import engine_build
 from plansmith_errors import BuildError
 
@@ -100,6 +101,28 @@ def test_what_other_settings_left_is_neither_used_nor_kept(checkpoint, tmp_path,
     manifest = build(checkpoint, output, state, max_batch_size=8)
     assert set(manifest.files) == {"rank0.plan"}
     assert {path.name for path in output.iterdir()} == {"rank0.plan", "engine.json"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sms": [75], "dtype": "bfloat16"}, "sm75 does not compute bfloat16; sm75: float16, int8; sm80"),
+        ({"tp_size": 3}, "tp_size is 3: num_attention_heads 4 is no multiple of it; legal tp_size: 1, 2"),
+        ({"pp_size": 3}, "pp_size is 3, but the model has 2 layers"),
+        ({"max_seq_len": 100_000}, "max_seq_len is 100000, but the model has"),
+    ],
+)
+def test_what_is_not_legal_is_refused_before_any_work(checkpoint, tmp_path, log, options, message):
+    with pytest.raises(BuildError, match=message) as refused:
+        build(checkpoint, tmp_path / "e", tmp_path / "state", **options)
+    assert "\n" not in str(refused.value)
+    assert log.read_text() == "" and not list((tmp_path / "e").iterdir()) and not (tmp_path / "state").exists()
+
+
+def test_kv_scales_that_these_plans_do_not_use_are_spoken_of(checkpoint, tmp_path, log, caplog, monkeypatch):
+    monkeypatch.setattr(WeightSource, "kv_scales", lambda self, layer: ("fp8", None, None))
+    build(checkpoint, tmp_path / "e")
+    assert "the KV cache is float16; the checkpoint's fp8 scales are not used" in caplog.text
 
 
 def test_plans_serve_every_model_of_their_shape(checkpoint, tmp_path, log):

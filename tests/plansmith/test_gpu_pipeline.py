@@ -112,6 +112,14 @@ def test_the_engine_of_a_repository_is_checked_where_it_is_loaded(build_file: Pa
     assert {file.name for file in packaged.iterdir()} == {file.name for file in engine.iterdir()}
 
 
+def test_types_that_a_gpu_lacks_are_refused_before_the_model_is_quantized(build_file: Path) -> None:
+    refused = plansmith("run", build_file, "--set", "quantize.recipe=fp8", "--set", "build.sms=[80]")
+    assert str(refused.exception).startswith("sm80 does not compute fp8; sm75: float16, int8;")
+    assert not list((build_file.parent / ".plansmith").glob("quantize-*"))
+    said = plansmith("doctor", build_file, "--set", "quantize.recipe=fp8", "--set", "build.sms=[80]")
+    assert said.return_value == 2 and "sm80 does not compute fp8" in said.stdout
+
+
 def test_threads_of_an_engine_on_gpus_are_refused(build_file: Path) -> None:
     refused = plansmith("run", build_file, "--set", "package.num_threads=2")
     assert "num_threads is 2, but" in str(refused.exception) and "runs on GPUs" in str(refused.exception)

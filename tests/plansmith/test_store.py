@@ -19,6 +19,17 @@ def write_weights(content):
     return lambda payload: (payload / "weights.bin").write_bytes(content)
 
 
+def test_an_artifact_that_differs_in_one_thing_is_found_while_it_is_whole(tmp_path):
+    with open_store(tmp_path) as store:
+        made = store.make("build", {"checkpoint": "a", "sms": [89]}, write_weights(b"abc"))
+        wanted = {"checkpoint": "b", "sms": [89]}
+        assert store.find_alike("build", wanted, but_for="checkpoint").path == made.path
+        assert store.find_alike("build", wanted, but_for="sms") is None
+        assert store.find_alike("package", wanted, but_for="checkpoint") is None
+        (made.payload / "weights.bin").write_bytes(b"a")
+        assert store.find_alike("build", wanted, but_for="checkpoint") is None
+
+
 def test_the_same_dependencies_make_an_artifact_once(tmp_path):
     with open_store(tmp_path) as store:
         first = store.make("quantize", {"recipe": "int4"}, write_weights(b"abc"))
