@@ -69,7 +69,10 @@ def test_json_goes_to_stdout_and_everything_else_to_stderr():
         (["build", ".", "-o", "out", "--set", "build.max_seqlen=3"], "did you mean 'max_seq_len'?"),
         (["build", ".", "-o", "out", "--set", "build.sms=[89]"], "target cpu has no such choice"),
         (["build", ".", "-o", "out", "--executor", "ray"], "'build.executor' is 'ray': target cpu has no such choice"),
-        (["build", ".", "-o", "out", "--plans", "e"], "plans of e take external weights; set build.weights to external"),
+        (
+            ["build", ".", "-o", "out", "--plans", "e"],
+            "plans of e take external weights; set build.weights to external",
+        ),
         (["build", ".", "-o", "out", "--executor", "slurm"], "'slurm' is not one of 'local', 'ray'"),
         (["doctor", "absent"], "absent: no engine directory and no .yaml file"),
         (["doctor", "absent.yaml"], "absent.yaml: no such file"),
