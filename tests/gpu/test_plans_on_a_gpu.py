@@ -11,7 +11,7 @@ from builder.machine import this_machine
 from builder.targets.facts import TARGETS
 
 sys.path.append(str(Path(__file__).parent.parent / "builder"))
-from tiny_models import make_step, random_ids, run_mixed, save_model  # noqa: E402
+from tiny_models import make_step, random_ids, run_mixed, save_model
 
 MACHINE = this_machine()
 pytestmark = [
