@@ -53,7 +53,9 @@ class PagedAttention:
             graph.network.add_attention_v2(scaled, k, v, softmax, no_causality),
             f"model.layers.{attention.layer}.self_attn",
         )
-        layer.decomposable = graph.dtype == "float32"  # there is no fused kernel of it
+        # Where there is a fused kernel it is taken all the same (the plans are as large and take as much memory); of
+        # float32, and of three query heads, there is none.
+        layer.decomposable = True
         graph.set_checked(layer, "mask", self._mask(attention.sliding_window))
         return layer.get_output(0)
 
