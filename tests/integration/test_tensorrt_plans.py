@@ -144,6 +144,11 @@ def test_a_full_disk_is_told_as_such(trt, llama, tmp_path):
 @pytest.mark.parametrize("num_heads", [1, 3, 9])
 def test_a_rank_with_any_number_of_heads_compiles(trt, tmp_path, num_heads):
     """TensorRT has no fused attention of three query heads, which is what a third of SmolLM2's nine are."""
-    heads = {"num_attention_heads": num_heads, "num_key_value_heads": max(num_heads // 3, 1), "head_dim": 64}
+    heads = {
+        "hidden_size": 576,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": max(num_heads // 3, 1),
+        "head_dim": 64,
+    }
     save_model(tmp_path / "model", "llama", heads)
     assert build(trt, tmp_path / "model", tmp_path / "engine").plans
