@@ -28,10 +28,10 @@ def check_build(options: BuildOptions, spec: ModelSpec, types: Iterable[str] = (
         return
     check_parallelism(spec, options.parallelism)
     sms = resolve_sms(options)
-    if options.target == "tensorrt-rtx":
+    if options.target != "cpu":
         from builder.targets.tensorrt.legality import check_types
 
-        check_types((options.resolved_dtype, *types), sms)
+        check_types((options.resolved_dtype, *types), sms, options.target)
 
 
 def stored_types(weights: Iterable[StoredWeight]) -> list[str]:

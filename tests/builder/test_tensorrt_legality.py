@@ -41,6 +41,13 @@ def test_an_architecture_that_is_not_compiled_for_names_those_that_are():
         check_types(["float16"], [90])
 
 
+def test_the_standard_library_serves_data_centers_too():
+    check_types(["float16", "bfloat16", "int4", "fp8"], [90], "tensorrt")
+    check_types(["nvfp4", "mxfp4"], [100, 120], "tensorrt")
+    with pytest.raises(BuildError, match=r"sm90 does not compute nvfp4; sm75: .*; sm90: float16, bfloat16, int8, int4"):
+        check_types(["nvfp4"], [90], "tensorrt")
+
+
 def test_a_missing_library_is_named_with_its_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(BuildError, match=r"target tensorrt needs the Python module tensorrt.*pip install"):

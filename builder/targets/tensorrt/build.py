@@ -15,6 +15,7 @@ from builder.parallel import Rank
 from builder.targets.tensorrt.external import write_weights
 from builder.targets.tensorrt.legality import check_types
 from builder.targets.tensorrt.memory import UnusedPages, return_freed_memory
+from builder.targets.tensorrt.module import target_of
 from builder.targets.tensorrt.network import BuiltNetwork, build_network
 from builder.targets.tensorrt.options import MODES, NetworkOptions
 from builder.targets.tensorrt.payload import Payload
@@ -39,7 +40,7 @@ def build_rank(
     return_freed_memory()
     plan_file, weights_file = output / f"rank{rank.rank}.plan", output / f"rank{rank.rank}.safetensors"
     network = build_network(trt, spec, weights, rank, options, on_weight=on_weight)
-    check_types(sorted(network.types), options.sms)
+    check_types(sorted(network.types), options.sms, target_of(trt))
     payloads = [*network.payloads.values(), *network.external.values()]
     try:
         with UnusedPages(payload.array for payload in payloads):

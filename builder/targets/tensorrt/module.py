@@ -30,3 +30,8 @@ def load_module(target: TensorRtTarget) -> Any:
         wanted = ".".join(map(str, _OLDEST[target]))
         raise BuildError(f"target {target} needs {name} {wanted} or newer, found {version}; run: {_INSTALL[target]}")
     return module
+
+
+def target_of(module: Any) -> TensorRtTarget:
+    """The target whose module it is."""
+    return "tensorrt-rtx" if module.__name__ == _MODULES["tensorrt-rtx"] else "tensorrt"

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 
 from builder.gpu_manifest import Footprint
 from builder.targets.tensorrt.build_log import parse_footprint
+from builder.targets.tensorrt.module import target_of
 from builder.targets.tensorrt.network import BuiltNetwork
 from builder.targets.tensorrt.options import MODES
 from plansmith_errors import BuildError
@@ -79,7 +80,7 @@ def _config(trt: Any, built: BuiltNetwork, sms: Iterable[int]) -> Any:
         if config.add_optimization_profile(profile) < 0:
             raise BuildError(f"TensorRT refuses the {mode} profile: {built.graph.log.first_error}")
     capabilities = [f"SM{sm}" for sm in sms]
-    if not capabilities or not hasattr(config, "set_compute_capability"):
+    if not capabilities or target_of(trt) == "tensorrt":  # which compiles for the GPU that it finds
         return config
     config.num_compute_capabilities = len(capabilities)
     for index, name in enumerate(capabilities):
