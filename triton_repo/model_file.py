@@ -4,6 +4,8 @@ from __future__ import annotations
 
 FILE_NAME = "model.py"
 
+_EXTRAS = {"cpu": "cpu,serve", "tensorrt-rtx": "tensorrt-rtx,gpu,serve", "tensorrt": "gpu,serve"}  # that run an engine
+
 _TEMPLATE = '''\
 """The model that Triton loads: the code is in the plansmith package of the Python backend's interpreter."""
 
@@ -16,7 +18,7 @@ try:
 except PackageNotFoundError:
     raise RuntimeError(
         f"plansmith is not installed in the interpreter of Triton's Python backend; "
-        f"install it there: pip install 'plansmith[cpu,serve]=={{PACKAGED_BY}}'"
+        f"install it there: pip install 'plansmith[{extras}]=={{PACKAGED_BY}}'"
     ) from None
 if installed != PACKAGED_BY:
     raise RuntimeError(
@@ -28,6 +30,6 @@ from triton_repo.backend.triton_model import TritonPythonModel  # noqa: E402, F4
 '''
 
 
-def render_model_file(plansmith_version: str) -> str:
-    """The text of ``model.py`` for the version that packages it."""
-    return _TEMPLATE.format(version=plansmith_version)
+def render_model_file(plansmith_version: str, target: str) -> str:
+    """The text of ``model.py`` for the version that packages an engine of ``target``."""
+    return _TEMPLATE.format(version=plansmith_version, extras=_EXTRAS.get(target, "serve"))

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plansmith_errors import EngineError, RepositoryError
 from triton_repo.model_config import FILE_NAME as CONFIG_FILE
@@ -24,6 +24,9 @@ from triton_repo.model_file import FILE_NAME as MODEL_FILE
 from triton_repo.model_file import render_model_file
 from triton_repo.options import PackageOptions
 from triton_repo.tokenizer_check import check_tokenizer
+
+if TYPE_CHECKING:
+    from builder import EngineManifest
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +72,9 @@ def write_repository(
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise RepositoryError(f"{output}: already exists and is not an empty directory; choose another output")
-    files = _engine_files(engine)
-    if options.num_threads is not None and _is_for_gpus(engine):
+    manifest = _engine_manifest(engine)
+    files = _engine_files(engine, manifest)
+    if options.num_threads is not None and manifest.gpu is not None:
         raise RepositoryError(f"num_threads is {options.num_threads}, but {engine} runs on GPUs; leave num_threads out")
     if checkpoint.is_file():
         raise RepositoryError(
@@ -83,7 +87,8 @@ def write_repository(
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=output))
     try:
         partial.chmod(0o755)
-        _fill(partial, [engine / name for name in files], checkpoint, config, plansmith_version)
+        model_file = render_model_file(plansmith_version, manifest.target)
+        _fill(partial, [engine / name for name in files], checkpoint, config, model_file)
         partial.rename(output / options.model_name)
     except OSError as error:
         raise RepositoryError(f"{output}: cannot be written: {error.strerror or error}") from None
@@ -108,31 +113,28 @@ def check_repository(path: Path) -> Repository:
     _check_config(config, path / models[0] / CONFIG_FILE, models[0])
     repository = Repository(path, models[0], config.parameters["plansmith_version"].string_value)
     _require(repository.version_directory, (MODEL_FILE,), "package the engine again")
-    _engine_files(repository.engine)
+    _engine_files(repository.engine, _engine_manifest(repository.engine))
     _require(repository.tokenizer, REQUIRED_TOKENIZER_FILES, "package the engine again")
     _check_json(repository.tokenizer / "tokenizer.json")
     return repository
 
 
-def _engine_files(engine: Path) -> list[str]:
-    """Names of an engine's files, its manifest last: that is what makes an engine complete, in the copy too."""
+def _engine_manifest(engine: Path) -> EngineManifest:
     import builder
 
     try:
-        manifest = builder.read_manifest(engine)
+        return builder.read_manifest(engine)
     except EngineError as error:
         raise RepositoryError(str(error)) from None
+
+
+def _engine_files(engine: Path, manifest: EngineManifest) -> list[str]:
+    """Names of an engine's files, its manifest last: that is what makes an engine complete, in the copy too."""
     _require(engine, tuple(manifest.files), "build the engine again")
     return [*sorted(manifest.files), MANIFEST]
 
 
-def _is_for_gpus(engine: Path) -> bool:
-    import builder
-
-    return builder.read_manifest(engine).gpu is not None
-
-
-def _fill(partial: Path, engine_files: list[Path], checkpoint: Path, config: Any, plansmith_version: str) -> None:
+def _fill(partial: Path, engine_files: list[Path], checkpoint: Path, config: Any, model_file: str) -> None:
     version = partial / VERSION
     (version / "engine").mkdir(parents=True)
     (version / "tokenizer").mkdir()
@@ -141,7 +143,7 @@ def _fill(partial: Path, engine_files: list[Path], checkpoint: Path, config: Any
     for name in (*REQUIRED_TOKENIZER_FILES, *OPTIONAL_TOKENIZER_FILES):
         if (checkpoint / name).is_file():
             shutil.copyfile(checkpoint / name, version / "tokenizer" / name)
-    (version / MODEL_FILE).write_text(render_model_file(plansmith_version), encoding="utf-8")
+    (version / MODEL_FILE).write_text(model_file, encoding="utf-8")
     write_model_config(config, partial / CONFIG_FILE)
 
 

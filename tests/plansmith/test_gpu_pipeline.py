@@ -110,6 +110,7 @@ def test_the_engine_of_a_repository_is_checked_where_it_is_loaded(build_file: Pa
         builder.load_engine(engine)
     packaged = Path(stages[2]["path"]) / "llm" / "1" / "engine"
     assert {file.name for file in packaged.iterdir()} == {file.name for file in engine.iterdir()}
+    assert "pip install 'plansmith[tensorrt-rtx,gpu,serve]==" in (packaged.parent / "model.py").read_text()
 
 
 def test_types_that_a_gpu_lacks_are_refused_before_the_model_is_quantized(build_file: Path) -> None:
