@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PEERS := .cache/peers
 MODEL := $(MODEL_DIR)/SmolLM2-135M-Instruct.Q4_1.gguf
-INSTALLED := pyproject.toml setup.py constraints.txt quantize/native/rounding.c  # a change of one of them installs anew
+INSTALLED := pyproject.toml setup.py constraints.txt $(wildcard quantize/native/*.[ch])  # a change of one of them installs anew
 # The working tree decides, never packages that happen to be found on the caller's PYTHONPATH.
 unexport PYTHONPATH
 

@@ -9,7 +9,8 @@ setup(
     ext_modules=[
         Extension(
             "quantize.native.rounding",
-            sources=["quantize/native/rounding.c"],
+            sources=["quantize/native/rounding.c", "quantize/native/calibrated.c"],
+            depends=["quantize/native/native.h"],
             # The bytes must be NumPy's: no contraction to fused multiply-adds, no reordering.
             extra_compile_args=[
                 "-std=c11",

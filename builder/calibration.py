@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,14 @@ import numpy.typing as npt
 from builder.model_spec import ModelSpec
 from builder.network.decoder import decoder_layer, finish_logits
 from builder.network.weights import WeightSource
+from builder.targets.reference.window_weights import Bfloat16Weights, WindowWeights, multiplies_bfloat16
 from plansmith_errors import QuantizeError
 
 if TYPE_CHECKING:
     from quantize import Checkpoint
     from quantize.calibration.runner import Observe
+    from quantize.calibration.settings import Precision
+    from quantize.calibration.stages import ByWindow, Stages
 
 Float32 = npt.NDArray[np.float32]
 
@@ -48,7 +52,28 @@ class DecoderRunner:
         self.head_dim = self._spec.head_dim
         self.max_sequence_length = self._spec.max_positions
         self.vocab_size = self._spec.vocab_size
+        self._halves: Bfloat16Weights | None = None
         self._head: tuple[int, int, Float32] | None = None  # the rows of the head that were asked for last
+
+    @contextmanager
+    def calibrating(self, precision: Precision) -> Iterator[None]:
+        """See LayerRunner."""
+        import torch
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        if precision == "bfloat16" or (precision == "auto" and multiplies_bfloat16()):
+            self._halves = Bfloat16Weights()
+        try:
+            yield
+        finally:
+            self._halves = None
+            torch.set_num_threads(before)
+
+    @property
+    def precision(self) -> Precision:
+        """Of the linears' factors: float32, or bfloat16."""
+        return "float32" if self._halves is None else "bfloat16"
 
     def embed(self, token_ids: npt.NDArray[np.int64]) -> Float32:
         """[num_tokens] to [num_tokens, hidden_size]."""
@@ -64,12 +89,19 @@ class DecoderRunner:
 
     def layer_weights(self, layer: int) -> dict[str, Float32]:
         """By name, float32, writable. Raises BuildError for a wrong shape or a value that is not finite."""
+        if self._halves is not None:
+            self._halves.clear()
         prefix = f"model.layers.{layer}."
         shapes = {name: shape for name, shape in self._source.shapes.items() if name.startswith(prefix)}
         return {name: np.array(self._read(name, len(shape)), np.float32, order="C") for name, shape in shapes.items()}
 
     def run_layer(
-        self, layer: int, weights: Mapping[str, Float32], hidden: Float32, observe: Observe | None = None
+        self,
+        layer: int,
+        weights: Mapping[str, Float32],
+        hidden: Float32,
+        observe: Observe | None = None,
+        observe_outputs: Observe | None = None,
     ) -> Float32:
         """[num_tokens, hidden_size] of one window to the same shape; ``observe`` sees the input of each linear."""
         import torch
@@ -77,10 +109,28 @@ class DecoderRunner:
         from builder.targets.reference.window_ops import WindowOps
 
         with torch.inference_mode():
-            tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
-            ops = WindowOps(self._spec, tensors, len(hidden), len(hidden), observe)
+            ops = WindowOps(self._spec, self._tensors(weights), len(hidden), observe, observe_outputs)
             result: Float32 = decoder_layer(ops, self._spec, layer, torch.from_numpy(hidden)).numpy()
         return result
+
+    def stage_layer(
+        self,
+        layer: int,
+        weights: Mapping[str, Float32],
+        num_tokens: int,
+        read: ByWindow,
+        stages: Stages,
+        observe: Observe | None = None,
+    ) -> ByWindow:
+        """See LayerRunner."""
+        import torch
+
+        from builder.targets.reference.staged_ops import Staged, StagedOps
+        from builder.targets.reference.window_ops import WindowOps
+
+        ops = StagedOps(WindowOps(self._spec, self._tensors(weights), num_tokens, observe), stages)
+        hidden = Staged(lambda window: torch.from_numpy(read(window)))
+        return decoder_layer(ops, self._spec, layer, hidden).as_array
 
     def logits(self, hidden: Float32, begin: int, end: int) -> Float32:
         """See LayerRunner. Many hidden states in turn with the same rows of the head read those once."""
@@ -90,11 +140,13 @@ class DecoderRunner:
 
         weights = {"norm": self._last_norm, "head": self._head_rows(begin, end)}
         with torch.inference_mode():
-            tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
-            ops = WindowOps(self._spec, tensors, len(hidden), len(hidden), None)
+            ops = WindowOps(self._spec, WindowWeights(weights), len(hidden), None)
             normed = ops.rms_norm(torch.from_numpy(hidden), "norm", self._spec.rms_norm_eps)
             result: Float32 = finish_logits(ops, self._spec, ops.linear(normed, "head")).numpy()
         return result
+
+    def _tensors(self, weights: Mapping[str, Float32]) -> WindowWeights:
+        return WindowWeights(weights, self._halves)
 
     @cached_property
     def _last_norm(self) -> Float32:

@@ -1,56 +1,104 @@
 """GPTQ (arXiv 2210.17323): column by column, what rounding one column did to the outputs is made good in the next.
 
 Written as LDLQ (QuIP, arXiv 2307.13304, which proves it equal): with H = (U + I) D (U + I)' and U strictly upper
-triangular, column k is rounded at w_k + sum over j < k of (w_j - q_j) U[j, k]. One Cholesky factor and no inverse.
+triangular, column k is rounded at w_k + sum over j < k of (w_j - q_j) U[j, k]. One Cholesky factor and no inverse:
+columns are laid out from the last to the first, so that it is the lower one, which eliminates from the first on.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import Executor
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+from quantize.algorithms.block_feedback import round_block
+from quantize.algorithms.cholesky import factorize
 from quantize.algorithms.grid import Grid, range_grid
 from quantize.algorithms.scale_search import search_grid
 from quantize.recipe import Int4Settings
+from quantize.tiles import run_all, tiles
 
 Float32 = npt.NDArray[np.float32]
+Values = npt.NDArray[np.uint8]
 
 _BLOCK = 128  # columns whose feedback is added one by one; that of earlier columns is one matrix product
 
 
-def gptq(weights: Float32, gram: Float32, settings: Int4Settings, pool: Executor) -> tuple[Float32, Grid]:
-    """Values 0..15 as floats [in, out] and their grid, for ``weights`` [in, out] and E[x x'] ``gram`` [in, in].
+def gptq(weights: Float32, gram: Float32, settings: Int4Settings, pool: Executor) -> tuple[Values, Grid]:
+    """Values 0..15 [in, out] and their grid, for ``weights`` [in, out] and E[x x'] ``gram`` [in, in].
 
     With ``act_order`` the columns of the largest inputs come first, against scales that were fixed before; without it
     the scales of a group are found when its turn comes, from weights that carry the feedback.
     """
-    hessian = damped(gram, settings.damping)
-    if not settings.act_order:
-        return _in_order(weights, hessian, settings, pool)
-    order = np.argsort(-np.diagonal(hessian), kind="stable")
-    feedback, pivots = _factorize(hessian[np.ix_(order, order)])
-    grid = _find_grid(weights, pivots[np.argsort(order, kind="stable")], settings, pool)
-    groups = order // settings.group_size
-    values = np.empty_like(weights)
-    values[order] = _round_columns(weights[order], feedback, grid.scales[groups], grid.zeros[groups])
+    order = np.arange(len(gram))
+    if settings.act_order:
+        order = np.argsort(-np.diagonal(gram), kind="stable")
+    order = order[::-1]
+    feedback, pivots = _feedback(gram, order, settings.damping, pool)
+    rounding = _Rounding(weights[order], feedback, order // settings.group_size, pool)
+    if settings.act_order:
+        by_column = np.empty_like(pivots)
+        by_column[order] = pivots
+        grid = _find_grid(weights, by_column, settings, pool)
+        for rows in reversed(_blocks(len(order), _BLOCK)):
+            rounding.round(rows, rounding.target(rows), grid)
+    else:
+        grid = _in_order(rounding, pivots, settings, pool)
+    values = np.empty_like(rounding.values)
+    values[order] = rounding.values
     return values, grid
 
 
-def _in_order(weights: Float32, hessian: Float32, settings: Int4Settings, pool: Executor) -> tuple[Float32, Grid]:
-    (feedback, pivots), size = _factorize(hessian), settings.group_size
-    values, errors = np.empty_like(weights), np.empty_like(weights)
-    grids: list[Grid] = []
-    for begin in range(0, len(weights), size):
-        rows = slice(begin, begin + size)
-        target = weights[rows] + feedback[:begin, rows].T @ errors[:begin]
-        grid = _find_grid(target, pivots[rows], settings, pool)
-        grids.append(grid)
-        repeated = (np.repeat(part, size, axis=0) for part in (grid.scales, grid.zeros))
-        values[rows], errors[rows] = _round_block(target, weights[rows], feedback[rows, rows], *repeated)
-    scales, zeros = (np.concatenate([getattr(grid, part) for grid in grids]) for part in ("scales", "zeros"))
-    return values, Grid(scales, zeros, np.result_type(*(grid.dtype for grid in grids)))
+class _Rounding:
+    """All arrays [in, ...] have the column that comes first last."""
+
+    def __init__(self, weights: Float32, feedback: Float32, groups: npt.NDArray[np.int64], pool: Executor) -> None:
+        self._weights, self._feedback, self._pool = weights, feedback, pool
+        self._groups = groups.astype(np.int32)
+        self._errors = np.empty_like(weights)
+        self.values = np.empty(weights.shape, np.uint8)
+
+    def target(self, rows: slice) -> Float32:
+        """Weights with the feedback of all columns that came before."""
+        target, before = self._weights[rows].copy(), slice(rows.stop, None)
+
+        def add(outputs: slice) -> None:
+            target[:, outputs] += self._feedback[before, rows].T @ self._errors[before, outputs]
+
+        run_all(self._pool, add, tiles(target.shape[1]))
+        return target
+
+    def round(self, rows: slice, target: Float32, grid: Grid) -> None:
+        """``target``, which is used up, to values and errors; the ``grid`` is that of all columns."""
+
+        def task(outputs: slice) -> None:
+            round_block(
+                target[:, outputs],
+                self._weights[rows, outputs],
+                self._feedback[rows, rows],
+                grid.columns(outputs.start, outputs.stop),
+                self._groups[rows],
+                self.values[rows, outputs],
+                self._errors[rows, outputs],
+            )
+
+        run_all(self._pool, task, tiles(target.shape[1]))
+
+
+def _in_order(rounding: _Rounding, pivots: Float32, settings: Int4Settings, pool: Executor) -> Grid:
+    size = settings.group_size
+    num_groups, out = len(pivots) // size, rounding.values.shape[1]
+    scales, zeros = np.empty((num_groups, out), np.float32), np.empty((num_groups, out), np.float32)
+    dtypes = []
+    for group, rows in enumerate(reversed(_blocks(len(pivots), size))):
+        target = rounding.target(rows)
+        found = _find_grid(target, pivots[rows], settings, pool)
+        scales[group], zeros[group] = found.scales[0], found.zeros[0]
+        dtypes.append(found.dtype)
+        rounding.round(rows, target, Grid(scales, zeros, found.dtype))
+    return Grid(scales, zeros, np.result_type(*dtypes))
 
 
 def _find_grid(weights: Float32, pivots: Float32, settings: Int4Settings, pool: Executor) -> Grid:
@@ -66,43 +114,34 @@ def damped(gram: Float32, damping: float, factors: Float32 | None = None) -> Flo
     ``factors`` [in], that the inputs were divided by: mean and damping are those of the inputs before. Large columns
     then damp the small ones as much as they would have without AWQ, which makes all alike.
     """
-    squares = np.ones(len(gram), np.float32) if factors is None else np.square(factors)
-    mean = np.float32(np.einsum("ii,i->", gram, squares, dtype=np.float64) / len(gram))
+    mean = mean_diagonal(gram, factors)
     hessian = gram / mean if mean > 0 else np.zeros_like(gram)
-    np.einsum("ii->i", hessian)[:] += np.float32(damping) / squares
+    np.einsum("ii->i", hessian)[:] += np.float32(damping) / (1 if factors is None else np.square(factors))
     return hessian
 
 
-def _factorize(hessian: Float32) -> tuple[Float32, Float32]:
-    """U [in, in] and the diagonal of D [in] of H = (U + I) D (U + I)'."""
-    # Cholesky gives lower factors, which eliminate from the first column on; reversed, from the last.
-    upper = np.linalg.cholesky(hessian[::-1, ::-1].astype(np.float64))[::-1, ::-1]
-    diagonal = np.diagonal(upper)
-    return np.triu(upper / diagonal, 1).astype(np.float32), np.square(diagonal).astype(np.float32)
+def mean_diagonal(gram: Float32, factors: Float32 | None = None) -> np.float32:
+    """E[x^2] over all columns, of the inputs before they were divided by ``factors`` [in]."""
+    squares = np.ones(len(gram), np.float32) if factors is None else np.square(factors)
+    return np.float32(np.einsum("ii,i->", gram, squares, dtype=np.float64) / len(gram))
 
 
-def _round_columns(weights: Float32, feedback: Float32, scales: Float32, zeros: Float32) -> Float32:
-    """All [in, out] but ``feedback`` [in, in]; a scale for every column."""
-    values, errors = np.empty_like(weights), np.empty_like(weights)
-    for begin in range(0, len(weights), _BLOCK):
-        rows = slice(begin, min(begin + _BLOCK, len(weights)))
-        target = weights[rows] + feedback[:begin, rows].T @ errors[:begin]
-        values[rows], errors[rows] = _round_block(
-            target, weights[rows], feedback[rows, rows], scales[rows], zeros[rows]
-        )
-    return values
+def _feedback(gram: Float32, order: npt.NDArray[np.int64], damping: float, pool: Executor) -> tuple[Float32, Float32]:
+    """L / diagonal(L) [in, in], of which what is below the diagonal counts, and D [in]; both in ``order``."""
+    mean = mean_diagonal(gram)
+    hessian = np.zeros_like(gram)
+    run_all(pool, partial(_gather, gram, order, mean, hessian), tiles(len(order)) if mean > 0 else [])
+    np.einsum("ii->i", hessian)[:] += np.float32(damping)
+    lower = factorize(hessian, pool).lower
+    diagonal = np.diagonal(lower).copy()
+    run_all(pool, lambda rows: np.divide(lower[rows], diagonal, out=lower[rows]), tiles(len(order)))
+    return lower, np.square(diagonal)
 
 
-def _round_block(
-    target: Float32, weights: Float32, feedback: Float32, scales: Float32, zeros: Float32
-) -> tuple[Float32, Float32]:
-    """Values and errors of neighbouring columns; ``target`` carries the feedback of all columns before them."""
-    values, errors = np.empty_like(weights), np.empty_like(weights)
-    for k in range(len(weights)):
-        wanted = target[k] + feedback[:k, k] @ errors[:k]
-        wanted /= scales[k]
-        np.rint(wanted, out=wanted)
-        wanted += zeros[k]
-        np.clip(wanted, 0, 15, out=values[k])
-        errors[k] = weights[k] - (values[k] - zeros[k]) * scales[k]
-    return values, errors
+def _gather(gram: Float32, order: npt.NDArray[np.int64], mean: np.float32, hessian: Float32, rows: slice) -> None:
+    np.divide(gram[order[rows]][:, order], mean, out=hessian[rows])
+
+
+def _blocks(size: int, width: int) -> list[slice]:
+    """From the back, where the first columns lie, each ``width`` wide but the first, which comes last."""
+    return [slice(max(end - width, 0), end) for end in range(size, 0, -width)][::-1]

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from quantize.rounding import int4_range, usable_scales
 
 Float32 = npt.NDArray[np.float32]
+Values = npt.NDArray[np.uint8]
 
 # Shrinking the range by the last of them is already too much for nearly every group.
 FACTORS = tuple(float(factor) for factor in np.linspace(1.0, 0.62, 20).round(4))
@@ -52,18 +53,23 @@ def stored(scales: Float32, dtype: np.dtype[Any]) -> Float32:
     return usable_scales(scales.astype(dtype).astype(np.float32))
 
 
-def encode(weights: Float32, grid: Grid) -> Float32:
-    """Nearest values 0..15 of ``weights`` [in, out], as floats [in, out]."""
-    num_groups, out = grid.scales.shape
-    values = weights.reshape(num_groups, -1, out) / grid.scales[:, None]
-    np.rint(values, out=values)
-    values += grid.zeros[:, None]
-    return np.clip(values, 0, 15, out=values).reshape(weights.shape)
+def encode(weights: Float32, grid: Grid) -> Values:
+    """Nearest values 0..15 of ``weights`` [in, out]: [in, out]."""
+    values = np.empty(weights.shape, np.uint8)
+    size = len(weights) // len(grid.scales)
+    # Group by group: a whole matrix of floats would take as much memory as the weights do.
+    for group, (scales, zeros) in enumerate(zip(grid.scales, grid.zeros, strict=True)):
+        rows = slice(group * size, (group + 1) * size)
+        steps = weights[rows] / scales
+        np.rint(steps, out=steps)
+        steps += zeros
+        values[rows] = np.clip(steps, 0, 15, out=steps)
+    return values
 
 
-def decode(values: Float32, grid: Grid) -> Float32:
+def decode(values: Values, grid: Grid) -> Float32:
     """Values 0..15 [in, out] back to weights [in, out]."""
     num_groups, out = grid.scales.shape
-    weights = values.reshape(num_groups, -1, out) - grid.zeros[:, None]
+    weights = np.subtract(values.reshape(num_groups, -1, out), grid.zeros[:, None], dtype=np.float32)
     weights *= grid.scales[:, None]
     return weights.reshape(values.shape)

@@ -8,10 +8,14 @@ regression: with G = E[x^ x^'] and C = E[(x - x^) x^'], W* = W + W C (G + dampin
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
+
 import numpy as np
 import numpy.typing as npt
 
-from quantize.algorithms.gptq import damped
+from quantize.algorithms.cholesky import factorize
+from quantize.algorithms.gptq import damped, mean_diagonal
+from quantize.tiles import run_all, tiles
 
 Float32 = npt.NDArray[np.float32]
 
@@ -19,16 +23,23 @@ Float32 = npt.NDArray[np.float32]
 _DAMPING = 0.1
 
 
-def corrected_targets(weights: Float32, gram: Float32, drift: Float32, factors: Float32 | None = None) -> Float32:
+def corrected_targets(
+    weights: Float32, gram: Float32, missing: Float32, pool: Executor, factors: Float32 | None = None
+) -> Float32:
     """W* [in, out] of ``weights`` [in, out].
 
-    ``gram`` [in, in] is G and ``drift`` [in, in] is C, both of the inputs that these weights are multiplied with;
-    ``factors`` [in] are AWQ's, by which these inputs were divided.
+    ``gram`` [in, in] is G, and ``missing`` [in, out], which is used up, is (W C)': how what the outputs lack goes with
+    the inputs that these weights are multiplied with. ``factors`` [in] are AWQ's, by which those were divided.
     """
-    squares = np.ones(len(gram)) if factors is None else np.square(factors, dtype=np.float64)
-    mean = np.einsum("ii,i->", gram, squares) / len(gram)
+    mean = mean_diagonal(gram, factors)
     if not mean > 0:
         return weights
-    wanted = (drift.T @ weights).astype(np.float64) / mean
-    change = np.linalg.solve(damped(gram, _DAMPING, factors).astype(np.float64), wanted)
-    return np.asarray(weights + change, np.float32)
+    factor = factorize(damped(gram, _DAMPING, factors), pool)
+
+    def correct(outputs: slice) -> None:
+        change = missing[:, outputs] / mean
+        factor.solve(change)
+        np.add(weights[:, outputs], change, out=missing[:, outputs])
+
+    run_all(pool, correct, tiles(weights.shape[1]))
+    return missing

@@ -1,30 +1,36 @@
-"""Calibration beside the writer: when it comes to a layer's first tensor, the layer is run, quantized and run again."""
+"""Calibration beside the writer: when it comes to a layer's first tensor, the layer is run and quantized on the way."""
 
 from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from threadpoolctl import threadpool_limits
 
 from plansmith_errors import QuantizeError
 from quantize.activations import KvScheme
 from quantize.architectures import norms_add_one
 from quantize.calibration.calibrated_inputs import CalibratedInputs
+from quantize.calibration.exact import ExactLayer
 from quantize.calibration.experts import ExpertCoverage, ExpertGram
 from quantize.calibration.folding import Folding, input_channels
-from quantize.calibration.gram import Gram
+from quantize.calibration.gram import Exact, Gram
 from quantize.calibration.hidden_states import HiddenStates
 from quantize.calibration.layer_quantizer import Float32, LayerQuantizer
-from quantize.calibration.linear_sets import LinearSet, forward_stages, linear_sets
+from quantize.calibration.linear_sets import LinearSet, linear_sets
 from quantize.calibration.ranges import Ranges
 from quantize.calibration.runner import LayerRunner, Observe
 from quantize.calibration.sample import CalibrationSample
+from quantize.calibration.settings import Precision
+from quantize.calibration.shelf import Shelf, Shelved
 from quantize.calibration.smoothing import round_with, smooth, smooth_beside
 from quantize.calibration.streams import Streams
 from quantize.checkpoint import Checkpoint
@@ -35,6 +41,7 @@ from quantize.recipe import Int4Settings
 
 log = logging.getLogger(__name__)
 
+_AT_A_TIME = 8  # windows whose inputs are added to the moments
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(?:weight|bias)")
 
 
@@ -72,6 +79,8 @@ class Calibrator:
         pool: Executor,
         kv_cache: KvScheme | None,
         coverage: ExpertCoverage,
+        shelf: Shelf,
+        precision: Precision,
         journal: Journal | None = None,
         exact: HiddenStates | None = None,
     ) -> None:
@@ -82,8 +91,10 @@ class Calibrator:
         }
         self._inputs = CalibratedInputs(planned, kv_cache)
         self._runner = runner
+        self._precision = precision
         self._pool = pool
-        self._streams = Streams(runner, hidden, exact)
+        self._streams = Streams(runner, hidden, exact, pool, shelf)
+        self._observing = threading.Lock()  # windows are seen on many threads
         self._coverage = coverage
         self._journal = journal
         self._next_layer = max(first_layer(planned, len(journal.finished) if journal is not None else 0), 0)
@@ -94,6 +105,7 @@ class Calibrator:
         elif self._next_layer < runner.num_layers:
             self._streams.restore(self._next_layer)
         self._finished: dict[str, PreparedTensor] = {}
+        self._limits = ExitStack()
 
     def take(self, name: str) -> PreparedTensor | None:
         """None for a tensor that calibration does not change."""
@@ -111,11 +123,15 @@ class Calibrator:
         return name in self._rules and self._coverage.is_uncalibrated(name)
 
     def __enter__(self) -> Calibrator:
+        # The pool's threads compute side by side: those of a matrix library under each of them would only spin.
+        self._limits.enter_context(threadpool_limits(1, user_api="blas"))
+        self._limits.enter_context(self._runner.calibrating(self._precision))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._limits.close()
         self._streams.close()
 
     def _run_layer(self, layer: int) -> dict[str, PreparedTensor]:
@@ -127,23 +143,77 @@ class Calibrator:
         prefix = f"model.layers.{layer}."
         sets = linear_sets(self._model_type, self._coverage.mixture, layer)
         self._coverage.begin(prefix, sets, lambda name: name in self._rules or self._inputs.sees_inputs(name))
+        is_last = layer + 1 == self._runner.num_layers
         quantizer = LayerQuantizer(weights, self._rules, self._pool)
-        finished = self._fold_factors(layer, prefix, sets, quantizer)
-        exact = dict(weights)  # with the factors, before rounding
-        for stage in forward_stages(sets):
-            self._see_inputs(layer, weights, exact, grams := self._new_grams(prefix, stage))
-            for linears in stage:
-                for names in self._rounded(linears, prefix):
-                    finished |= quantizer.round(names, grams[prefix + linears.modules[0]])
-                grams.pop(prefix + linears.modules[0], None)  # of a wide layer each takes hundreds of megabytes
+        exact = self._streams.run_exact(layer, weights, *self._compared(prefix, sets), is_last=is_last)
+        finished = self._fold_factors(layer, prefix, sets, quantizer, exact)
+        by_weight = {f"{prefix}{module}.weight": linears for linears in sets for module in linears.modules}
+
+        def quantize(weight: str, inputs: Sequence[Shelved]) -> None:
+            linears = by_weight.pop(weight, None)
+            if linears is not None:
+                for module in linears.modules:
+                    by_weight.pop(f"{prefix}{module}.weight", None)
+                finished.update(self._quantize(linears, prefix, quantizer, inputs, exact))
+
         ranges = self._inputs.static_ranges(prefix)
-        self._advance(layer, weights, exact, ranges)
+        self._streams.run_quantized(
+            layer, weights, quantize, self._observer(ranges), is_last=is_last, to_end=bool(ranges)
+        )
+        if self._journal is not None:
+            self._journal.settle()  # what the layer before read is about to go
+        self._streams.finish()
         self._coverage.lend_ranges(ranges)
         self._inputs.set_scales(ranges)
         return finished
 
+    def _compared(self, prefix: str, sets: Sequence[LinearSet]) -> tuple[list[str], list[str]]:
+        """First modules of the sets that are rounded towards the unquantized model's outputs: whose inputs tell them,
+        and whose outputs, which take less where there are fewer of them.
+
+        Experts are not: that model's router may give them other tokens.
+        """
+        inputs, outputs = [], []
+        for linears in sets:
+            methods = {self._rules[names[0]].method for names in self._by_rule(linears, prefix)}
+            if linears.expert is None and methods & {"awq", "gptq"}:
+                module = prefix + linears.modules[0]
+                rows, columns = self._checkpoint.info(f"{module}.weight").shape
+                is_narrow = len(linears.modules) == 1 and rows < columns
+                if is_narrow:
+                    outputs.append(module)
+                if "awq" in methods or not is_narrow:  # AWQ's factors are found by them
+                    inputs.append(module)
+        return inputs, outputs
+
+    def _quantize(
+        self,
+        linears: LinearSet,
+        prefix: str,
+        quantizer: LayerQuantizer,
+        inputs: Sequence[Shelved],
+        exact: ExactLayer,
+    ) -> dict[str, PreparedTensor]:
+        """Linears that share ``inputs``, one array for each window; their exact ones are used up."""
+        rules = self._rounded(linears, prefix)
+        if not rules:
+            return {}
+        module = prefix + linears.modules[0]
+        gram = self._gram(module, rules, Gram)
+        _add(gram, inputs, exact.inputs.pop(module, None), exact.outputs.pop(module, None))
+        _check_finite(module, gram)
+        finished: dict[str, PreparedTensor] = {}
+        for names in rules:
+            finished |= quantizer.round(names, gram)
+        return finished
+
     def _fold_factors(
-        self, layer: int, prefix: str, sets: Sequence[LinearSet], quantizer: LayerQuantizer
+        self,
+        layer: int,
+        prefix: str,
+        sets: Sequence[LinearSet],
+        quantizer: LayerQuantizer,
+        exact: ExactLayer,
     ) -> dict[str, PreparedTensor]:
         """Of the whole layer before int4 is rounded: they go into rows of linears that come earlier.
 
@@ -151,18 +221,21 @@ class Calibrator:
         """
         ranges = self._inputs.smoothed_ranges(prefix)
         scaled = [linears for linears in sets if any(map(self._is_scaled, self._by_rule(linears, prefix)))]
-        grams = self._new_grams(prefix, scaled)
-        if (self._coverage.is_counting and any(self._by_rule(linears, prefix) for linears in sets)) or grams or ranges:
-            self._see_inputs(layer, quantizer.weights, None, grams, ranges)
-            self._coverage.end()
+        grams: dict[str, Gram] = {}
+        if ranges or (self._coverage.is_counting and any(self._by_rule(linears, prefix) for linears in sets)):
+            grams = self._see_inputs(layer, prefix, scaled, quantizer.weights, ranges)
         finished: dict[str, PreparedTensor] = {}
         for linears in sets:
+            module = prefix + linears.modules[0]
             for names in filter(self._is_scaled, self._rounded(linears, prefix)):
                 folding = self._folding(linears, prefix, quantizer.weights, names)
                 if folding is not None:
-                    quantizer.scale(names, grams[prefix + linears.modules[0]], folding)
+                    gram = grams.get(module) or self._exact_gram(module, [names], exact.inputs[module])
+                    quantizer.scale(names, gram, folding)
                     finished |= folding.changed
-            grams.pop(prefix + linears.modules[0], None)
+            grams.pop(module, None)
+            if module in exact.outputs:
+                exact.inputs.pop(module, None)  # one of the two is enough from here on
             finished |= self._smooth(linears, prefix, quantizer.weights, ranges)
         return finished
 
@@ -213,46 +286,40 @@ class Calibrator:
         """As above; of an expert that saw too few tokens none."""
         return [] if self._coverage.is_starved(prefix, linears) else self._by_rule(linears, prefix)
 
-    def _new_grams(self, prefix: str, sets: Sequence[LinearSet]) -> dict[str, Gram]:
-        """One for each set with a calibrated linear, by the name of its first module."""
-        grams: dict[str, Gram] = {}
-        for linears in sets:
-            rules = [self._rules[names[0]] for names in self._by_rule(linears, prefix)]
-            if rules:
-                columns = self._checkpoint.info(f"{prefix}{linears.modules[0]}.weight").shape[1]
-                kind = Gram if linears.expert is None else ExpertGram
-                grams[prefix + linears.modules[0]] = kind(
-                    columns, full=any(rule.method != "importance" for rule in rules)
-                )
+    def _see_inputs(
+        self, layer: int, prefix: str, sets: Sequence[LinearSet], weights: dict[str, Float32], ranges: Ranges
+    ) -> dict[str, Gram]:
+        """Of ``sets``, by their first modules; of the whole layer the ``ranges``, and how many tokens experts see."""
+        grams = {
+            prefix + linears.modules[0]: self._gram(
+                prefix + linears.modules[0],
+                self._by_rule(linears, prefix),
+                Gram if linears.expert is None else ExpertGram,
+            )
+            for linears in sets
+        }
+        self._streams.see(layer, weights, grams, self._observer(ranges))
+        self._coverage.end()
+        for module, gram in grams.items():
+            _check_finite(module, gram)
         return grams
 
-    def _see_inputs(
-        self,
-        layer: int,
-        weights: dict[str, Float32],
-        exact: dict[str, Float32] | None,
-        grams: dict[str, Gram],
-        ranges: Ranges | None = None,
-    ) -> None:
-        """With ``ranges``, the layer runs to its end, and experts are counted."""
-        if grams or ranges is not None:
-            self._streams.see(layer, weights, exact, grams, None if ranges is None else self._observer(ranges))
-        for name, gram in grams.items():
-            if not np.isfinite(gram.mean_square).all():
-                raise QuantizeError(f"the inputs of {name} overflow float32 in calibration; is the checkpoint damaged?")
+    def _exact_gram(self, module: str, rules: Sequence[list[str]], inputs: Sequence[Shelved]) -> Gram:
+        """Of the unquantized model's inputs, which are at hand before those of the quantized one."""
+        gram = self._gram(module, rules, Gram)
+        _add(gram, inputs)
+        _check_finite(module, gram)
+        return gram
 
-    def _advance(self, layer: int, weights: dict[str, Float32], exact: dict[str, Float32], ranges: Ranges) -> None:
-        is_last = layer + 1 == self._runner.num_layers
-        if is_last and not ranges:
-            return
-        if self._journal is not None:
-            self._journal.settle()  # what the layer before read is about to go
-        self._streams.advance(layer, weights, None if is_last else exact, self._observer(ranges))
+    def _gram(self, module: str, rules: Sequence[list[str]], kind: type[Gram]) -> Gram:
+        columns = self._checkpoint.info(f"{module}.weight").shape[1]
+        return kind(columns, self._pool, full=any(self._rules[names[0]].method != "importance" for names in rules))
 
     def _observer(self, ranges: Ranges) -> Observe:
         def observe(name: str, inputs: Float32) -> None:
-            ranges.observe(name, inputs)
-            self._coverage.observe(name, inputs)
+            with self._observing:
+                ranges.observe(name, inputs)
+                self._coverage.observe(name, inputs)
 
         return observe
 
@@ -271,3 +338,23 @@ class Calibrator:
         dtype = self._checkpoint.load_dtype(stored) if stored in weights else np.dtype(np.float32)
         channels = input_channels(weights[names[0]], weights[f"{producer}.weight"], self._runner.head_dim)
         return Folding(weights, producer, channels, dtype, norms_add_one(self._model_type))
+
+
+def _add(
+    gram: Gram,
+    inputs: Sequence[Shelved],
+    exact_inputs: Sequence[Shelved] | None = None,
+    exact_outputs: Sequence[Shelved] | None = None,
+) -> None:
+    """A few windows at a time: they may come from a file."""
+    for begin in range(0, len(inputs), _AT_A_TIME):
+        seen, *exact = (
+            [shelved.read() for shelved in (shelf or ())[begin : begin + _AT_A_TIME]]
+            for shelf in (inputs, exact_inputs, exact_outputs)
+        )
+        gram.add(seen, Exact(*exact) if any(exact) else None)
+
+
+def _check_finite(module: str, gram: Gram) -> None:
+    if not np.isfinite(gram.mean_square).all():
+        raise QuantizeError(f"the inputs of {module} overflow float32 in calibration; is the checkpoint damaged?")

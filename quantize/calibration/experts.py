@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from quantize.calibration.gram import Gram
+from quantize.calibration.gram import Exact, Gram
 from quantize.calibration.linear_sets import LinearSet
+from quantize.calibration.products import add_gram
 from quantize.calibration.ranges import Ranges
 from quantize.mixture import Mixture
 from quantize.report import TensorReport
@@ -24,24 +26,19 @@ _NAMED = 3  # in the warning; config.json has them all
 
 
 class ExpertGram(Gram):
-    """X'X of one of many experts. Few inputs are kept as they are, which takes less than their matrix does.
+    """X'X of one of many experts at once. Few inputs are kept as they are, which takes less than their matrix does."""
 
-    Not compared with the unquantized model's, whose router may give the expert other tokens.
-    """
-
-    is_compared = False
-
-    def __init__(self, size: int, *, full: bool = True) -> None:
-        super().__init__(size, full=False)
+    def __init__(self, size: int, pool: Executor, *, full: bool = True) -> None:
+        super().__init__(size, pool, full=False)
         self._size = size
         self._is_full = full
         self._rows: list[Float32] = []
 
-    def add(self, inputs: Float32, exact: Float32 | None = None) -> None:
-        """``inputs``: [num_tokens, in]"""
+    def add(self, inputs: Sequence[Float32], exact: Exact | None = None) -> None:
+        """``inputs``: arrays [num_tokens, in]"""
         super().add(inputs)
         if self._is_full and self._sum is None:
-            self._rows.append(np.array(inputs, np.float32))
+            self._rows += inputs
             if self.num_tokens > self._size:
                 self._multiply()
 
@@ -52,8 +49,9 @@ class ExpertGram(Gram):
         return super().matrix()
 
     def _multiply(self) -> None:
-        rows = np.concatenate(self._rows) if self._rows else np.zeros((0, self._size), np.float32)
-        self._sum, self._rows = rows.T @ rows, []
+        self._sum = np.zeros((self._size, self._size), np.float32)
+        rows, self._rows = self._rows, []
+        add_gram(self._sum, rows, self._pool)
 
 
 class ExpertCoverage:

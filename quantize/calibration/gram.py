@@ -2,48 +2,110 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
+from quantize.calibration.products import add_cross, add_gram, mirror
+from quantize.tiles import run_all, tiles
+
 Float32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Exact:
+    """What the unquantized model has where ``Gram`` is shown the quantized one's inputs: one of the two is enough."""
+
+    inputs: Sequence[Float32] = ()  # [num_tokens, in]
+    outputs: Sequence[Float32] = ()  # [num_tokens, out] of the linear, without its bias
 
 
 class Gram:
     """X'X of all inputs X [num_tokens, in] that were added, and how far they are from those of the unquantized model.
 
     The squared error of the outputs that a change dW of the weights causes is tr(dW X'X dW'), exactly and whatever
-    the number of tokens was. ``full`` False keeps the diagonal alone.
+    the number of tokens was. ``full`` False keeps the diagonal alone. Once a result was asked for, nothing is added.
     """
 
-    is_compared = True
-
-    def __init__(self, size: int, *, full: bool = True) -> None:
+    def __init__(self, size: int, pool: Executor, *, full: bool = True) -> None:
         self.num_tokens = 0
-        self._squares = np.zeros(size, np.float64)
+        self._pool = pool
+        self._squares = np.zeros(0 if full else size, np.float64)
         # float32: at 14336 columns this is 0.8 GB, and its rounding is far below the damping of GPTQ.
         self._sum: Float32 | None = np.zeros((size, size), np.float32) if full else None
-        self._drift: Float32 | None = None
+        self._is_mean = self._is_drift = False
+        self._of_inputs: Float32 | None = None  # X_exact'X
+        self._of_outputs: Float32 | None = None  # X'Y_exact
 
-    def add(self, inputs: Float32, exact: Float32 | None = None) -> None:
-        """``inputs`` [num_tokens, in]; ``exact``, of the same shape, are what the unquantized model has there."""
-        self.num_tokens += len(inputs)
-        self._squares += np.einsum("ti,ti->i", inputs, inputs)
-        if self._sum is not None:
-            self._sum += inputs.T @ inputs
-            if exact is not None:
-                self._drift = (exact - inputs).T @ inputs + (0 if self._drift is None else self._drift)
+    def add(self, inputs: Sequence[Float32], exact: Exact | None = None) -> None:
+        """``inputs``: arrays [num_tokens, in]; ``exact``: as many, of the same tokens."""
+        self.num_tokens += sum(len(part) for part in inputs)
+        if self._sum is None:
+            self._squares += sum(self._pool.map(_squares, inputs))
+            return
+        add_gram(self._sum, inputs, self._pool)
+        if exact is not None and exact.outputs:
+            self._of_outputs = self._add_cross(self._of_outputs, inputs, exact.outputs)
+        elif exact is not None:
+            self._of_inputs = self._add_cross(self._of_inputs, exact.inputs, inputs)
+
+    def _add_cross(self, total: Float32 | None, left: Sequence[Float32], right: Sequence[Float32]) -> Float32:
+        if total is None:
+            total = np.zeros((left[0].shape[1], right[0].shape[1]), np.float32)
+        add_cross(total, left, right, self._pool)
+        return total
 
     @property
     def mean_square(self) -> Float32:
         """E[x^2] of each column: [in]"""
-        return (self._squares / max(self.num_tokens, 1)).astype(np.float32)
+        squares = self._squares if self._sum is None else np.diagonal(self._sum)
+        return np.asarray(squares if self._is_mean else squares * self._scale, np.float32)
 
     def matrix(self) -> Float32:
         """E[x x'], [in, in]. Raises ValueError when only the diagonal was kept."""
         if self._sum is None:
             raise ValueError("this Gram matrix was kept as its diagonal")
-        return self._sum / np.float32(max(self.num_tokens, 1))
+        if not self._is_mean:
+            mirror(self._sum, self._scale, self._pool)
+            self._is_mean = True
+        return self._sum
 
-    def drift(self) -> Float32 | None:
-        """E[(x_exact - x) x'], [in, in]; None when the exact inputs were not given."""
-        return None if self._drift is None else self._drift / np.float32(max(self.num_tokens, 1))
+    def missing(self, weights: Float32, factors: Float32 | None = None) -> Float32 | None:
+        """E[x y'] [in, out], y being what the outputs of ``weights`` [in, out] lack as their inputs are not exact.
+
+        ``factors`` [in]: by which the inputs were divided and the weights multiplied. None where nothing exact
+        was given.
+        """
+        matrix, found = self.matrix(), np.empty_like(weights)
+        if self._of_outputs is not None:
+            of_outputs = self._of_outputs
+
+            def subtract(part: slice) -> None:
+                found[:, part] = of_outputs[:, part] * self._scale - matrix @ weights[:, part]
+
+            run_all(self._pool, subtract, tiles(weights.shape[1]))
+            return found
+        drift = self._drift(matrix, factors)
+        if drift is None:
+            return None
+        run_all(self._pool, lambda part: np.copyto(found[:, part], drift.T @ weights[:, part]), tiles(weights.shape[1]))
+        return found
+
+    def _drift(self, matrix: Float32, factors: Float32 | None) -> Float32 | None:
+        """E[(x_exact - x) x'], in place: linears of one input but different rules ask for it in turn."""
+        if self._of_inputs is not None and not self._is_drift:
+            self._of_inputs *= self._scale if factors is None else (self._scale / factors)[:, None]
+            self._of_inputs -= matrix
+            self._is_drift = True
+        return self._of_inputs
+
+    @property
+    def _scale(self) -> np.float32:
+        return np.float32(1 / max(self.num_tokens, 1))
+
+
+def _squares(inputs: Float32) -> npt.NDArray[np.float64]:
+    return np.asarray(np.einsum("ti,ti->i", inputs, inputs), np.float64)

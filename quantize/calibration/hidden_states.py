@@ -11,6 +11,8 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
+from quantize.calibration.file_io import read_all, write_all
+
 Float32 = npt.NDArray[np.float32]
 
 
@@ -20,7 +22,7 @@ class HiddenStates:
     Above ``max_bytes`` they lie in a file, read and written by window: mapped pages would count as the process's own.
     The file has no name, so that the system frees it even after kill -9, unless ``keep`` is given: then every layer's
     inputs are a file ``NAME-LAYER`` in ``directory`` from which a later run can start, in memory or not. It has its
-    name only when it is whole, and the one before it goes when the next is begun.
+    name only when it is whole, and the one two layers before goes when the next is.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class HiddenStates:
         values: Float32 = np.empty(self.shape[1:], np.float32) if self._array is None else self._array[window]
         if self._array is not None:
             return values
-        _read_all(self._current, values, window * values.nbytes)
+        read_all(self._current, values, window * values.nbytes)
         return values
 
     def write(self, window: int, values: Float32) -> None:
@@ -62,25 +64,25 @@ class HiddenStates:
         if self._array is not None:
             self._array[window] = values
         else:
-            _write_all(self._next if self._next >= 0 else self._current, values, window * values.nbytes)
+            write_all(self._next if self._next >= 0 else self._current, values, window * values.nbytes)
 
     def begin(self, layer: int) -> None:
         """The inputs of ``layer`` follow, window by window."""
         self.layer = layer
         if not self._keep:
             return
-        self._wait()  # those of the layer before are on the disk; only then may the ones before them go
-        for old in self._directory.glob(f"{self._name}-*"):
-            if old != _path(self._directory, self._name, layer - 1):
-                old.unlink()
         self._next = os.open(self._unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
 
     def end(self) -> None:
-        """All windows are written."""
+        """All windows are written; what the layer before read goes."""
         if not self._keep:
             return
+        self._wait()  # those of the layer before are on the disk; only then may the ones before them go
+        for old in self._directory.glob(f"{self._name}-*"):
+            if old != _path(self._directory, self._name, self.layer - 1):
+                old.unlink()
         if self._array is not None:
-            _write_all(self._next, self._array, 0)
+            write_all(self._next, self._array, 0)
         self._unfinished.rename(_path(self._directory, self._name, self.layer))
         self._close(self._current)
         self._current, self._next = self._next, -1
@@ -93,7 +95,7 @@ class HiddenStates:
         self._current = os.open(_path(self._directory, self._name, layer), os.O_RDONLY)
         self.layer = layer
         if self._array is not None:
-            _read_all(self._current, self._array, 0)
+            read_all(self._current, self._array, 0)
 
     def _wait(self) -> None:
         if self._sync is not None:
@@ -132,19 +134,3 @@ def is_kept(directory: Path, layer: int, shape: tuple[int, int, int], name: str 
 
 def _path(directory: Path, name: str, layer: int) -> Path:
     return directory / f"{name}-{layer}"
-
-
-def _read_all(descriptor: int, values: Float32, offset: int) -> None:
-    data = values.reshape(-1).view(np.uint8)
-    while data.size:
-        count = os.preadv(descriptor, [data.data], offset)
-        if count == 0:
-            raise OSError("the file of activations is shorter than it was")
-        data, offset = data[count:], offset + count
-
-
-def _write_all(descriptor: int, values: Float32, offset: int) -> None:
-    data = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)
-    while data.size:
-        written = os.pwrite(descriptor, data.data, offset)
-        data, offset = data[written:], offset + written

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quantize.architectures import mlp_norm
@@ -40,12 +39,3 @@ def linear_sets(model_type: str, mixture: Mixture | None, layer: int) -> tuple[L
         for linears in (LinearSet((down,), up, index), LinearSet((gate, up), None, index))
     ]
     return (*_ATTENTION_SETS, *experts)
-
-
-def forward_stages(sets: Sequence[LinearSet]) -> tuple[Sequence[LinearSet], ...]:
-    """Those of ``sets`` whose inputs are seen in one run, in the order in which a token meets them.
-
-    Each stage is rounded on what rounding those before it made of its inputs.
-    """
-    o_proj, qkv, *mlp = sets
-    return (qkv,), (o_proj,), mlp[1::2], mlp[::2]

@@ -18,7 +18,7 @@ class Ranges:
 
     def observe(self, name: str, inputs: Float32) -> None:
         """``inputs`` [num_tokens, ...]: all axes but the last are tokens, heads included."""
-        if name not in self._columns:
+        if name not in self._columns or not len(inputs):
             return
         largest = np.abs(inputs.reshape(-1, inputs.shape[-1])).max(axis=0)
         before = self._columns[name]

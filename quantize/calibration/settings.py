@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+Precision = Literal["auto", "float32", "bfloat16"]
 
 
 class CalibrationSettings(BaseModel):
@@ -24,6 +27,11 @@ class CalibrationSettings(BaseModel):
         strict=True,
         ge=1,
         description="models with experts: one that sees fewer is rounded without calibration, and named",
+    )
+    precision: Precision = Field(
+        default="auto",
+        description="of the factors of matrix products when the model is run: float32, bfloat16, or (auto) bfloat16 "
+        "where the processor multiplies it and nothing but int4 is calibrated",
     )
     seed: int = Field(default=0, strict=True, ge=0, description="chooses the windows of a longer text")
     max_seconds: float | None = Field(

@@ -16,7 +16,8 @@ from quantize.calibration.hidden_states import HiddenStates, is_kept
 from quantize.calibration.linear_sets import linear_sets
 from quantize.calibration.runner import CalibrationTools
 from quantize.calibration.sample import CalibrationSample, load_sample
-from quantize.calibration.settings import CalibrationSettings
+from quantize.calibration.settings import CalibrationSettings, Precision
+from quantize.calibration.shelf import Shelf
 from quantize.checkpoint import Checkpoint
 from quantize.journal import Journal
 from quantize.mixture import Mixture
@@ -49,6 +50,9 @@ class Calibration:
         self._methods = {tensor.info.name: tensor.int4.method for tensor in planned if tensor.int4 is not None}
         self._runner = tools.make_runner(checkpoint)
         self.coverage = _coverage(checkpoint, settings)
+        self._precision: Precision = settings.precision
+        if settings.precision == "auto" and not (recipe.kv_cache is None and all(map(_is_int4_alone, planned))):
+            self._precision = "float32"
         self._max_bytes = settings.max_activation_gb * 1e9
         longest = self._runner.max_sequence_length
         if settings.sequence_length > longest:
@@ -84,6 +88,8 @@ class Calibration:
             pool,
             self._kv_cache,
             self.coverage,
+            Shelf(self._max_bytes, directory),
+            self._precision,
             journal,
             *exact,
         )
@@ -131,6 +137,11 @@ class Calibration:
             methods |= {self._methods[name] for name in names if name in self._methods}
         dearest: Method = next((name for name in _DEAREST_FIRST if name in methods), "rtn")
         return LayerShape(tuple(shapes), dearest, tuple(shares))
+
+
+def _is_int4_alone(tensor: PlannedTensor) -> bool:
+    """Whether calibration looks for nothing but int4 values: scales of inputs are those of float32 inputs."""
+    return not tensor.is_smoothed and not tensor.companions
 
 
 def _coverage(checkpoint: Checkpoint, settings: CalibrationSettings) -> ExpertCoverage:

@@ -10,10 +10,12 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-_VERSION = 1  # of the functions' arguments; a library of another one was left by another version of Plansmith
+_VERSION = 2  # of the functions' arguments; a library of another one was left by another version of Plansmith
 SWITCH = "PLANSMITH_NATIVE"  # 0 in the environment: never use them
 _POINTER, _SIZE, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_float
 _SOURCE = (_POINTER, _INT, _SIZE, _SIZE)  # first value, its type, rows, columns
+_MATRIX = (_POINTER, _SIZE)  # first value, floats from row to row
+_SHAPE = (_SIZE, _SIZE)  # rows, outputs
 _ARGUMENTS = {
     "measure": (*_SOURCE, _POINTER, _POINTER),
     "round_fp8": (*_SOURCE, _POINTER, _POINTER, _POINTER, _POINTER),
@@ -23,6 +25,10 @@ _ARGUMENTS = {
     "round_nvfp4": (*_SOURCE, _FLOAT, _POINTER, _SIZE, _INT, _POINTER, _POINTER, _POINTER),
     "round_mxfp4": (*_SOURCE, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER),
     "round_mxfp8": (*_SOURCE, _POINTER, _POINTER, _POINTER),
+    "round_block": (*_SHAPE, *_MATRIX * 5, _POINTER, *_MATRIX * 2),
+    "descend_block": (*_SHAPE, *_MATRIX * 6, _POINTER, *_MATRIX),
+    "search_scales": (*_SHAPE, *_MATRIX, _POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _INT, _POINTER),
+    "step_errors": (*_SHAPE, *_MATRIX, _POINTER, _POINTER, _POINTER),
 }
 
 

@@ -4,24 +4,11 @@
    the same, and sums that go into reports are doubles. Source rows are read as they lie in the file, which need not be
    aligned. Every function returns -1, or the first row that holds NaN or infinity, or DOES_NOT_FIT. */
 
-#include <math.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-#define INLINE static inline __attribute__((always_inline))
-#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
-#define EXPORT __attribute__((visibility("default"), target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
-#else
-#define EXPORT __attribute__((visibility("default")))
-#endif
+#include "native.h"
 
 enum { FLOAT32, BFLOAT16, FLOAT16 };                          /* types of the source */
-enum { OK = -1, DOES_NOT_FIT = -2, OUT_OF_MEMORY = -3 };      /* besides the number of a row */
 enum { LANES = 16 };                                          /* groups that are searched side by side */
 #define INFINITY_BITS 0x7f800000u
-#define TINY 0x1p-126f /* smallest normal float32 */
 #define HALF_TINY 0x1p-14f
 #define HALF_MAX 65504.0f
 
@@ -31,29 +18,11 @@ typedef struct {
 
 /* ---- bits ---- */
 
-INLINE uint32_t bits_of(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
-    return bits;
-}
-
-INLINE float float_of(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-
 INLINE float half_value(uint16_t half) {
     uint32_t sign = (uint32_t)(half & 0x8000) << 16, magnitude = half & 0x7fff;
     float scaled = float_of(magnitude << 13) * 0x1p112f; /* exact, for subnormal numbers as well */
     uint32_t special = magnitude >= 0x7c00 ? INFINITY_BITS : 0;
     return float_of(bits_of(scaled) | special | sign);
-}
-
-/* The nearest float16, for magnitudes in its normal range. */
-INLINE float to_half(float value) {
-    uint32_t bits = bits_of(value);
-    return float_of((bits + 0xfff + ((bits >> 13) & 1)) & ~0x1fffu);
 }
 
 INLINE size_t size_of(int dtype) { return dtype == FLOAT32 ? 4 : 2; }
@@ -96,13 +65,6 @@ INLINE double sum_of_squares(const float *values, size_t count) {
     return total;
 }
 
-INLINE float usable(float scale) { return scale == 0 ? 1.0f : (scale < TINY ? TINY : scale); }
-
-INLINE float clamp(float value, float low, float high) {
-    value = value < low ? low : value;
-    return value > high ? high : value;
-}
-
 /* ---- element types ---- */
 
 /* e4m3's nearest value of a magnitude; above 448 it saturates. */
@@ -143,7 +105,7 @@ INLINE void pack_nibbles(const uint8_t *values, size_t count, uint8_t *out) {
 
 /* ---- whole chunks ---- */
 
-__attribute__((visibility("default"))) int rounding_version(void) { return 1; } /* of the arguments below */
+__attribute__((visibility("default"))) int rounding_version(void) { return 2; } /* of the arguments below */
 
 /* Squared norm of what stays as it is, and its largest magnitude. */
 EXPORT int64_t measure(const char *source, int dtype, size_t rows, size_t columns, float *largest, sums_t *sums) {
@@ -276,8 +238,6 @@ INLINE range_t int4_range(const float *group, size_t size, int symmetric) {
     float base = high / 15 + depth / 15;
     return (range_t){usable(base), clamp(rintf(depth / (base < TINY ? TINY : base)), 0, 15)};
 }
-
-INLINE float stored_scale(float scale, int half_scales) { return usable(half_scales ? to_half(scale) : scale); }
 
 /* Of `num_factors` shrunken scales for each of 16 groups, the one of the least squared error. `turned` is [size][16]. */
 INLINE void search_int4(const float *turned, size_t size, const range_t *ranges, const float *factors, size_t num_factors,

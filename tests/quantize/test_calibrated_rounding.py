@@ -16,7 +16,7 @@ from quantize.algorithms.grid import Grid, decode, encode, range_grid
 from quantize.algorithms.refine import descend, refine
 from quantize.algorithms.scale_search import search_grid
 from quantize.algorithms.targets import corrected_targets
-from quantize.calibration.gram import Gram
+from quantize.calibration.gram import Exact, Gram
 from quantize.recipe import Int4Settings
 
 POOL = ThreadPoolExecutor(2)
@@ -50,10 +50,10 @@ def gram_of(inputs: np.ndarray) -> np.ndarray:
 @settings(max_examples=20, deadline=None)
 def test_a_gram_matrix_is_that_of_all_inputs_together(sizes: list[int], seed: int) -> None:
     inputs = np.random.default_rng(seed).normal(size=(sum(sizes), 7)).astype(np.float32)
-    gram, diagonal = Gram(7), Gram(7, full=False)
+    gram, diagonal = Gram(7, POOL), Gram(7, POOL, full=False)
     for part in np.split(inputs, np.cumsum(sizes)[:-1]):
-        gram.add(part)
-        diagonal.add(part)
+        gram.add([part])
+        diagonal.add([part])
     expected = inputs.astype(np.float64).T @ inputs.astype(np.float64) / len(inputs)
     np.testing.assert_allclose(gram.matrix(), expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(diagonal.mean_square, np.diagonal(expected), rtol=1e-5)
@@ -174,17 +174,20 @@ def test_awq_factors_lower_the_output_error_and_dead_columns_do_no_harm() -> Non
     np.testing.assert_array_equal(search_factors(w, gram, alike, int4("awq"), POOL), alike)
 
 
-def test_drifted_inputs_are_made_good() -> None:
+@pytest.mark.parametrize("by", ["inputs", "outputs"])
+def test_drifted_inputs_are_made_good(by: str) -> None:
     """The unquantized model has ``exact`` inputs, its quantized copy others: the target brings back its outputs."""
     w, exact = weights(), correlated_inputs(num_tokens=4000)
     inputs = exact + 0.2 * exact @ np.random.default_rng(5).normal(0, IN**-0.5, (IN, IN)).astype(np.float32)
-    gram = Gram(IN)
+    gram = Gram(IN, POOL)
     for begin in range(0, 4000, 1000):
-        gram.add(inputs[begin : begin + 1000], exact[begin : begin + 1000])
-    drift = gram.drift()
-    assert drift is not None
-    np.testing.assert_allclose(drift, (exact - inputs).T @ inputs / 4000, rtol=1e-3, atol=1e-3 * np.abs(drift).max())
-    targets = corrected_targets(w, gram.matrix(), drift)
+        rows = slice(begin, begin + 1000)
+        gram.add([inputs[rows]], Exact(inputs=[exact[rows]]) if by == "inputs" else Exact(outputs=[exact[rows] @ w]))
+    missing = gram.missing(w)
+    assert missing is not None
+    expected = inputs.T @ ((exact - inputs) @ w) / 4000
+    np.testing.assert_allclose(missing, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+    targets = corrected_targets(w, gram.matrix(), missing, POOL)
 
     def error(candidate: np.ndarray) -> float:
         return float(np.square(exact.astype(np.float64) @ w - inputs.astype(np.float64) @ candidate).sum())
@@ -196,10 +199,10 @@ def test_drifted_inputs_are_made_good() -> None:
 
 
 def test_without_drift_or_inputs_the_target_is_the_weights() -> None:
-    w, none = weights(), np.zeros((IN, IN), np.float32)
-    np.testing.assert_array_equal(corrected_targets(w, gram_of(correlated_inputs()), none), w)
-    np.testing.assert_array_equal(corrected_targets(w, none, none), w)
-    assert Gram(IN).drift() is None
+    w, gram = weights(), gram_of(correlated_inputs())
+    np.testing.assert_array_equal(corrected_targets(w, gram, np.zeros_like(w), POOL), w)
+    np.testing.assert_array_equal(corrected_targets(w, np.zeros_like(gram), np.zeros_like(w), POOL), w)
+    assert Gram(IN, POOL).missing(w) is None
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -244,11 +247,12 @@ def test_factors_change_nothing_about_the_target() -> None:
     w, exact = weights(), correlated_inputs(num_tokens=1000)
     inputs = exact + np.random.default_rng(6).normal(0, 0.3, exact.shape).astype(np.float32)
     factors = np.exp(np.random.default_rng(7).normal(0, 1, IN)).astype(np.float32)
-    plain, scaled = Gram(IN), Gram(IN)
-    plain.add(inputs, exact)
-    scaled.add(inputs / factors, exact / factors)
-    (drift, scaled_drift) = (gram.drift() for gram in (plain, scaled))
-    assert drift is not None and scaled_drift is not None
-    expected = corrected_targets(w, plain.matrix(), drift)
-    found = corrected_targets(w * factors[:, None], scaled.matrix(), scaled_drift, factors) / factors[:, None]
+    plain, scaled = Gram(IN, POOL), Gram(IN, POOL)
+    plain.add([inputs], Exact(inputs=[exact]))
+    scaled.add([inputs / factors], Exact(inputs=[exact]))
+    w_scaled = w * factors[:, None]
+    missing, scaled_missing = plain.missing(w), scaled.missing(w_scaled, factors)
+    assert missing is not None and scaled_missing is not None
+    expected = corrected_targets(w, plain.matrix(), missing, POOL)
+    found = corrected_targets(w_scaled, scaled.matrix(), scaled_missing, POOL, factors) / factors[:, None]
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)

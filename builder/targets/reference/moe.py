@@ -29,3 +29,19 @@ def mix_experts(x: Tensor, shares: Tensor, experts: Sequence[Callable[[Tensor], 
         if len(rows):
             mixed.index_add_(0, rows, expert(x[rows]) * own[rows, None])
     return mixed
+
+
+def rows_of(shares: Tensor, expert: int) -> Tensor:
+    """The tokens [num_chosen] that were given to ``expert``."""
+    return shares[:, expert].nonzero(as_tuple=True)[0]
+
+
+def mix_outputs(x: Tensor, shares: Tensor, outputs: Sequence[Tensor]) -> Tensor:
+    """As ``mix_experts``, of what each expert made of its tokens: ``outputs`` [num_chosen, hidden_size]."""
+    import torch
+
+    mixed = torch.zeros_like(x)
+    for expert, output in enumerate(outputs):
+        rows = rows_of(shares, expert)
+        mixed.index_add_(0, rows, output * shares[rows, expert, None])
+    return mixed

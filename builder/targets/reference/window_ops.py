@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from builder.model_spec import ModelSpec
 from builder.network.ops import AttentionSpec
 from builder.targets.reference.eager_ops import EagerOps
+from builder.targets.reference.window_weights import WindowWeights
 from plansmith_errors import BuildError
 
 if TYPE_CHECKING:
@@ -23,18 +24,27 @@ class WindowOps(EagerOps):
     """NetworkOps[torch.Tensor] without a KV cache: a window is attended to from its own first token."""
 
     def __init__(
-        self, spec: ModelSpec, weights: Mapping[str, Tensor], num_tokens: int, max_seq_len: int, observe: Observe | None
+        self,
+        spec: ModelSpec,
+        weights: WindowWeights,
+        num_tokens: int,
+        observe: Observe | None,
+        observe_outputs: Observe | None = None,
     ) -> None:
         import torch
 
-        super().__init__(spec, weights, max_seq_len)
+        super().__init__(spec, weights, num_tokens)
+        self._products = weights
         self.positions = torch.arange(num_tokens)
-        self._observe = observe
+        self._observe, self._observe_outputs = observe, observe_outputs
 
     def linear(self, x: Tensor, weight: str, bias: str | None = None) -> Tensor:
         if self._observe is not None:
             self._observe(weight, x.numpy())
-        return super().linear(x, weight, bias)
+        outputs = self._products.multiply(x, weight)
+        if self._observe_outputs is not None:
+            self._observe_outputs(weight, outputs.numpy())
+        return outputs if bias is None else outputs + self._weights[bias]
 
     def paged_attention(self, q: Tensor, k: Tensor, v: Tensor, attention: AttentionSpec) -> Tensor:
         """Torch's own kernel: in blocks, so that no matrix of all scores is ever held."""
@@ -44,22 +54,24 @@ class WindowOps(EagerOps):
             prefix = f"model.layers.{attention.layer}.self_attn."
             self._observe(f"{prefix}k_proj.k_scale", k.numpy())
             self._observe(f"{prefix}v_proj.v_scale", v.numpy())
-        group = attention.num_heads // attention.num_kv_heads
-        q, k, v = (x.transpose(0, 1)[None] for x in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)))
+        if attention.soft_cap is not None:
+            group = attention.num_heads // attention.num_kv_heads
+            k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
         if attention.soft_cap is not None:
             return _soft_capped(q, k, v, self.positions, attention)
         window = attention.sliding_window
         mask = None if window is None or window >= len(self.positions) else _sliding_mask(self.positions, window)
         attended = functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=attention.scale
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=attention.scale, enable_gqa=True
         )
         return attended[0].transpose(0, 1).flatten(1)
 
     def embedding(self, weight: str) -> Tensor:
-        raise _outside_a_layer("embedding")
+        raise outside_a_layer("embedding")
 
     def gather_logits_rows(self, x: Tensor) -> Tensor:
-        raise _outside_a_layer("gather_logits_rows")
+        raise outside_a_layer("gather_logits_rows")
 
 
 def _soft_capped(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, attention: AttentionSpec) -> Tensor:
@@ -80,5 +92,6 @@ def _sliding_mask(positions: Tensor, window: int) -> Any:
     return (distance >= 0) & (distance < window)
 
 
-def _outside_a_layer(operation: str) -> BuildError:
+def outside_a_layer(operation: str) -> BuildError:
+    """What an operation raises that belongs to the whole model."""
     return BuildError(f"{operation} belongs to no decoder layer; a window is run layer by layer")
