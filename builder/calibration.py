@@ -62,7 +62,7 @@ class DecoderRunner:
 
         before = torch.get_num_threads()
         torch.set_num_threads(1)
-        if precision == "bfloat16" or (precision == "auto" and multiplies_bfloat16()):
+        if precision == "bfloat16":
             self._halves = Bfloat16Weights()
         try:
             yield
@@ -71,9 +71,9 @@ class DecoderRunner:
             torch.set_num_threads(before)
 
     @property
-    def precision(self) -> Precision:
-        """Of the linears' factors: float32, or bfloat16."""
-        return "float32" if self._halves is None else "bfloat16"
+    def fastest_precision(self) -> Precision:
+        """See LayerRunner."""
+        return "bfloat16" if multiplies_bfloat16() else "float32"
 
     def embed(self, token_ids: npt.NDArray[np.int64]) -> Float32:
         """[num_tokens] to [num_tokens, hidden_size]."""

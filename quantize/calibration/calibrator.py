@@ -15,17 +15,17 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
-from plansmith_errors import QuantizeError
 from quantize.activations import KvScheme
 from quantize.architectures import norms_add_one
 from quantize.calibration.calibrated_inputs import CalibratedInputs
 from quantize.calibration.exact import ExactLayer
-from quantize.calibration.experts import ExpertCoverage, ExpertGram
+from quantize.calibration.experts import ExpertCoverage
 from quantize.calibration.folding import Folding, input_channels
-from quantize.calibration.gram import Exact, Gram
+from quantize.calibration.gram import Gram
 from quantize.calibration.hidden_states import HiddenStates
 from quantize.calibration.layer_quantizer import Float32, LayerQuantizer
 from quantize.calibration.linear_sets import LinearSet, linear_sets
+from quantize.calibration.moments import Moments, check_finite
 from quantize.calibration.ranges import Ranges
 from quantize.calibration.runner import LayerRunner, Observe
 from quantize.calibration.sample import CalibrationSample
@@ -37,11 +37,9 @@ from quantize.checkpoint import Checkpoint
 from quantize.journal import Journal
 from quantize.plan import PlannedTensor
 from quantize.prepared_tensor import PreparedTensor
-from quantize.recipe import Int4Settings
 
 log = logging.getLogger(__name__)
 
-_AT_A_TIME = 8  # windows whose inputs are added to the moments
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(?:weight|bias)")
 
 
@@ -89,6 +87,7 @@ class Calibrator:
         self._rules = {
             tensor.info.name: tensor.int4 for tensor in planned if tensor.int4 is not None and tensor.int4.is_calibrated
         }
+        self._moments = Moments(checkpoint, self._rules, pool)
         self._inputs = CalibratedInputs(planned, kv_cache)
         self._runner = runner
         self._precision = precision
@@ -145,7 +144,7 @@ class Calibrator:
         self._coverage.begin(prefix, sets, lambda name: name in self._rules or self._inputs.sees_inputs(name))
         is_last = layer + 1 == self._runner.num_layers
         quantizer = LayerQuantizer(weights, self._rules, self._pool)
-        exact = self._streams.run_exact(layer, weights, *self._compared(prefix, sets), is_last=is_last)
+        exact = self._streams.run_exact(layer, weights, *self._moments.compared(prefix, sets), is_last=is_last)
         finished = self._fold_factors(layer, prefix, sets, quantizer, exact)
         by_weight = {f"{prefix}{module}.weight": linears for linears in sets for module in linears.modules}
 
@@ -167,25 +166,6 @@ class Calibrator:
         self._inputs.set_scales(ranges)
         return finished
 
-    def _compared(self, prefix: str, sets: Sequence[LinearSet]) -> tuple[list[str], list[str]]:
-        """First modules of the sets that are rounded towards the unquantized model's outputs: whose inputs tell them,
-        and whose outputs, which take less where there are fewer of them.
-
-        Experts are not: that model's router may give them other tokens.
-        """
-        inputs, outputs = [], []
-        for linears in sets:
-            methods = {self._rules[names[0]].method for names in self._by_rule(linears, prefix)}
-            if linears.expert is None and methods & {"awq", "gptq"}:
-                module = prefix + linears.modules[0]
-                rows, columns = self._checkpoint.info(f"{module}.weight").shape
-                is_narrow = len(linears.modules) == 1 and rows < columns
-                if is_narrow:
-                    outputs.append(module)
-                if "awq" in methods or not is_narrow:  # AWQ's factors are found by them
-                    inputs.append(module)
-        return inputs, outputs
-
     def _quantize(
         self,
         linears: LinearSet,
@@ -199,9 +179,7 @@ class Calibrator:
         if not rules:
             return {}
         module = prefix + linears.modules[0]
-        gram = self._gram(module, rules, Gram)
-        _add(gram, inputs, exact.inputs.pop(module, None), exact.outputs.pop(module, None))
-        _check_finite(module, gram)
+        gram = self._moments.of(module, rules, inputs, exact.inputs.pop(module, None), exact.outputs.pop(module, None))
         finished: dict[str, PreparedTensor] = {}
         for names in rules:
             finished |= quantizer.round(names, gram)
@@ -220,9 +198,9 @@ class Calibrator:
         Experts are counted here, so that those with too few tokens are known before any is rounded.
         """
         ranges = self._inputs.smoothed_ranges(prefix)
-        scaled = [linears for linears in sets if any(map(self._is_scaled, self._by_rule(linears, prefix)))]
+        scaled = [linears for linears in sets if any(map(self._is_scaled, self._moments.by_rule(linears, prefix)))]
         grams: dict[str, Gram] = {}
-        if ranges or (self._coverage.is_counting and any(self._by_rule(linears, prefix) for linears in sets)):
+        if ranges or (self._coverage.is_counting and any(self._moments.by_rule(linears, prefix) for linears in sets)):
             grams = self._see_inputs(layer, prefix, scaled, quantizer.weights, ranges)
         finished: dict[str, PreparedTensor] = {}
         for linears in sets:
@@ -230,7 +208,7 @@ class Calibrator:
             for names in filter(self._is_scaled, self._rounded(linears, prefix)):
                 folding = self._folding(linears, prefix, quantizer.weights, names)
                 if folding is not None:
-                    gram = grams.get(module) or self._exact_gram(module, [names], exact.inputs[module])
+                    gram = grams.get(module) or self._moments.of(module, [names], exact.inputs[module])
                     quantizer.scale(names, gram, folding)
                     finished |= folding.changed
             grams.pop(module, None)
@@ -273,47 +251,20 @@ class Calibrator:
             finished |= round_with(tensors, weights, np.ones_like(largest), np.ones_like(largest))
         return finished
 
-    def _by_rule(self, linears: LinearSet, prefix: str) -> list[list[str]]:
-        """Names of the calibrated linears of a set, those of one rule together."""
-        by_rule: dict[Int4Settings, list[str]] = {}
-        for module in linears.modules:
-            name = f"{prefix}{module}.weight"
-            if name in self._rules:
-                by_rule.setdefault(self._rules[name], []).append(name)
-        return list(by_rule.values())
-
     def _rounded(self, linears: LinearSet, prefix: str) -> list[list[str]]:
         """As above; of an expert that saw too few tokens none."""
-        return [] if self._coverage.is_starved(prefix, linears) else self._by_rule(linears, prefix)
+        return [] if self._coverage.is_starved(prefix, linears) else self._moments.by_rule(linears, prefix)
 
     def _see_inputs(
         self, layer: int, prefix: str, sets: Sequence[LinearSet], weights: dict[str, Float32], ranges: Ranges
     ) -> dict[str, Gram]:
         """Of ``sets``, by their first modules; of the whole layer the ``ranges``, and how many tokens experts see."""
-        grams = {
-            prefix + linears.modules[0]: self._gram(
-                prefix + linears.modules[0],
-                self._by_rule(linears, prefix),
-                Gram if linears.expert is None else ExpertGram,
-            )
-            for linears in sets
-        }
+        grams = {prefix + linears.modules[0]: self._moments.empty(linears, prefix) for linears in sets}
         self._streams.see(layer, weights, grams, self._observer(ranges))
         self._coverage.end()
         for module, gram in grams.items():
-            _check_finite(module, gram)
+            check_finite(module, gram)
         return grams
-
-    def _exact_gram(self, module: str, rules: Sequence[list[str]], inputs: Sequence[Shelved]) -> Gram:
-        """Of the unquantized model's inputs, which are at hand before those of the quantized one."""
-        gram = self._gram(module, rules, Gram)
-        _add(gram, inputs)
-        _check_finite(module, gram)
-        return gram
-
-    def _gram(self, module: str, rules: Sequence[list[str]], kind: type[Gram]) -> Gram:
-        columns = self._checkpoint.info(f"{module}.weight").shape[1]
-        return kind(columns, self._pool, full=any(self._rules[names[0]].method != "importance" for names in rules))
 
     def _observer(self, ranges: Ranges) -> Observe:
         def observe(name: str, inputs: Float32) -> None:
@@ -338,23 +289,3 @@ class Calibrator:
         dtype = self._checkpoint.load_dtype(stored) if stored in weights else np.dtype(np.float32)
         channels = input_channels(weights[names[0]], weights[f"{producer}.weight"], self._runner.head_dim)
         return Folding(weights, producer, channels, dtype, norms_add_one(self._model_type))
-
-
-def _add(
-    gram: Gram,
-    inputs: Sequence[Shelved],
-    exact_inputs: Sequence[Shelved] | None = None,
-    exact_outputs: Sequence[Shelved] | None = None,
-) -> None:
-    """A few windows at a time: they may come from a file."""
-    for begin in range(0, len(inputs), _AT_A_TIME):
-        seen, *exact = (
-            [shelved.read() for shelved in (shelf or ())[begin : begin + _AT_A_TIME]]
-            for shelf in (inputs, exact_inputs, exact_outputs)
-        )
-        gram.add(seen, Exact(*exact) if any(exact) else None)
-
-
-def _check_finite(module: str, gram: Gram) -> None:
-    if not np.isfinite(gram.mean_square).all():
-        raise QuantizeError(f"the inputs of {module} overflow float32 in calibration; is the checkpoint damaged?")

@@ -11,10 +11,9 @@ import numpy as np
 from plansmith_errors import QuantizeError
 from quantize.recipe import Method
 
-_RUNS_TO_SEE = 2.2  # of a whole layer: as far as the first linears, o_proj, the MLP and down_proj, together
 _SHARE_OF_PEAK = 0.5  # of the speed of a large matrix product: small ones, norms, attention and rounding are slower
-_AWQ_PRODUCTS, _GPTQ_PRODUCTS = 22, 3.5  # out * in * in, times two, beside the factorization
-_SECONDS_PER_ROUNDING = {"rtn": 5e-9, "importance": 6e-8, "awq": 4e-7, "gptq": 1.2e-7}  # of one weight
+_AWQ_PRODUCTS, _GPTQ_PRODUCTS = 12, 4.5  # out * in * in, times two, beside the factorization
+_SECONDS_PER_ROUNDING = {"rtn": 5e-9, "importance": 1e-8, "awq": 1.2e-7, "gptq": 4e-8}  # of one weight
 
 
 @dataclass(frozen=True)
@@ -56,14 +55,17 @@ class LayerShape:
 
     def search_flops(self) -> float:
         products = {"awq": _AWQ_PRODUCTS, "gptq": _GPTQ_PRODUCTS}.get(self.method, 0)
-        factor = {"awq": 2 / 3, "gptq": 4 / 3}.get(self.method, 0)  # Cholesky and LU, in float64
+        factor = {"awq": 1 / 3, "gptq": 2 / 3}.get(self.method, 0)  # Cholesky, for the targets and for GPTQ's feedback
         return sum(2 * products * rows * columns**2 + factor * columns**3 for rows, columns in self.rows_and_columns)
 
     def gram_flops(self, num_tokens: int) -> float:
         if self.method == "importance":
             return 0.0
-        grams = 3 if self.method == "awq" else 2  # its factors', the rounding's, and the drift
-        return sum(grams * 2.0 * num_tokens * share * columns**2 for (_, columns), share in self._with_shares())
+        halves = 2 if self.method == "awq" else 1  # of symmetric products: its factors', the rounding's
+        return sum(
+            num_tokens * share * columns * (halves * columns + 2.0 * min(rows, columns))  # and with what is exact
+            for (rows, columns), share in self._with_shares()
+        )
 
     def gram_bytes(self, num_tokens: int) -> float:
         """Of an expert with few tokens these are kept instead (ExpertGram); with the drift, and that in use."""
@@ -87,14 +89,13 @@ def estimate_cost(
     *,
     keep: bool = False,
 ) -> CostEstimate:
-    """Every layer runs as far as each of its inputs in turn, and with its new weights to make the inputs of the next;
-    for awq and gptq the unquantized layer does the same, and awq's factors take one run more.
+    """Every layer runs once, for awq and gptq beside the unquantized one; where experts are counted, once more.
 
     ``keep``: a layer's inputs and its outputs are both kept on the disk.
     """
     num_tokens = num_samples * sequence_length
     streams = 2 if any(layer.is_corrected for layer in layers) else 1
-    runs = [streams * (_RUNS_TO_SEE + 1) + (layer.method == "awq") for layer in layers]
+    runs = [streams + bool(layer.shares and min(layer.shares) < 1) for layer in layers]
     forward = sum(count * 2.0 * layer.active_weights * num_tokens for count, layer in zip(runs, layers, strict=True))
     attention = sum(runs) * 4.0 * num_tokens * sequence_length * hidden_size
     flops = forward + attention + sum(layer.gram_flops(num_tokens) + layer.search_flops() for layer in layers)
@@ -129,10 +130,10 @@ def check_limit(cost: CostEstimate, max_seconds: float | None) -> None:
 
 
 def _layer_bytes(layer: LayerShape, num_tokens: int) -> float:
-    """float32 weights and their new values, the Gram matrices, and what the search of the largest set holds."""
+    """float32 weights and their bfloat16 copies, the moments, and what the rounding of the largest set holds."""
     largest = max(rows * columns for rows, columns in layer.rows_and_columns)
-    factor = 24.0 * max(columns for _, columns in layer.rows_and_columns) ** 2 if layer.is_corrected else 0.0
-    return 8.0 * layer.num_weights + layer.gram_bytes(num_tokens) + 16.0 * largest + factor
+    factor = 4.0 * max(columns for _, columns in layer.rows_and_columns) ** 2 if layer.is_corrected else 0.0
+    return 6.0 * layer.num_weights + layer.gram_bytes(num_tokens) + 16.0 * largest + factor
 
 
 def _flops_per_second() -> float:

@@ -34,14 +34,13 @@ class LayerRunner(Protocol):
     def calibrating(self, precision: Precision) -> AbstractContextManager[None]:
         """Meanwhile each call computes with the thread that calls, for those who call from many.
 
-        ``precision`` is that of the linears' factors; sums, and all between linears, stay float32. ``auto``: bfloat16
-        where the processor multiplies it.
+        ``precision`` is that of the linears' factors; sums, and all between linears, stay float32.
         """
         ...
 
     @property
-    def precision(self) -> Precision:
-        """Of the linears as they are computed now: float32 or bfloat16."""
+    def fastest_precision(self) -> Precision:
+        """On this processor: bfloat16 or float32."""
         ...
 
     def embed(self, token_ids: npt.NDArray[np.int64]) -> Float32:

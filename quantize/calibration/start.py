@@ -51,8 +51,9 @@ class Calibration:
         self._runner = tools.make_runner(checkpoint)
         self.coverage = _coverage(checkpoint, settings)
         self._precision: Precision = settings.precision
-        if settings.precision == "auto" and not (recipe.kv_cache is None and all(map(_is_int4_alone, planned))):
-            self._precision = "float32"
+        if settings.precision == "auto":
+            is_int4_alone = recipe.kv_cache is None and all(map(_is_int4_alone, planned))
+            self._precision = self._runner.fastest_precision if is_int4_alone else "float32"
         self._max_bytes = settings.max_activation_gb * 1e9
         longest = self._runner.max_sequence_length
         if settings.sequence_length > longest:
@@ -96,7 +97,7 @@ class Calibration:
 
     def record(self) -> dict[str, Any]:
         """What config.json says of it, when all is done."""
-        return {**self.sample.record(), **self.coverage.record()}
+        return {**self.sample.record(), "precision": self._precision, **self.coverage.record()}
 
     def can_start(self, directory: Path, num_finished: int) -> bool:
         """Whether ``directory`` holds what the next layer reads."""

@@ -1,0 +1,90 @@
+"""Which moments of which inputs a layer's calibrated linears are rounded by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import numpy as np
+
+from plansmith_errors import QuantizeError
+from quantize.calibration.experts import ExpertGram
+from quantize.calibration.gram import Exact, Gram
+from quantize.calibration.linear_sets import LinearSet
+from quantize.calibration.shelf import Shelved
+from quantize.checkpoint import Checkpoint
+from quantize.recipe import Int4Settings
+
+_AT_A_TIME = 8  # windows whose inputs are added at once: they may come from a file
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Raises QuantizeError where inputs overflow."""
+
+    checkpoint: Checkpoint
+    rules: Mapping[str, Int4Settings]  # of the calibrated linears, by the names of their weights
+    pool: Executor
+
+    def by_rule(self, linears: LinearSet, prefix: str) -> list[list[str]]:
+        """Names of the calibrated linears of a set, those of one rule together."""
+        by_rule: dict[Int4Settings, list[str]] = {}
+        for module in linears.modules:
+            name = f"{prefix}{module}.weight"
+            if name in self.rules:
+                by_rule.setdefault(self.rules[name], []).append(name)
+        return list(by_rule.values())
+
+    def compared(self, prefix: str, sets: Sequence[LinearSet]) -> tuple[list[str], list[str]]:
+        """First modules of the sets that are rounded towards the unquantized model's outputs: whose inputs tell them,
+        and whose outputs, which take less where there are fewer of them.
+
+        Experts are not: that model's router may give them other tokens.
+        """
+        inputs, outputs = [], []
+        for linears in sets:
+            methods = {self.rules[names[0]].method for names in self.by_rule(linears, prefix)}
+            if linears.expert is None and methods & {"awq", "gptq"}:
+                module = prefix + linears.modules[0]
+                rows, columns = self.checkpoint.info(f"{module}.weight").shape
+                is_narrow = len(linears.modules) == 1 and rows < columns
+                if is_narrow:
+                    outputs.append(module)
+                if "awq" in methods or not is_narrow:  # AWQ's factors are found by them
+                    inputs.append(module)
+        return inputs, outputs
+
+    def empty(self, linears: LinearSet, prefix: str) -> Gram:
+        """To be added to while many others are."""
+        module, rules = prefix + linears.modules[0], self.by_rule(linears, prefix)
+        return self._gram(module, rules, Gram if linears.expert is None else ExpertGram)
+
+    def of(
+        self,
+        module: str,
+        rules: Sequence[Sequence[str]],
+        inputs: Sequence[Shelved],
+        exact_inputs: Sequence[Shelved] | None = None,
+        exact_outputs: Sequence[Shelved] | None = None,
+    ) -> Gram:
+        """All windows' ``inputs`` [num_tokens, in] of a set of linears, for what its ``rules`` need of them."""
+        gram = self._gram(module, rules, Gram)
+        for begin in range(0, len(inputs), _AT_A_TIME):
+            seen, *exact = (
+                [shelved.read() for shelved in (shelf or ())[begin : begin + _AT_A_TIME]]
+                for shelf in (inputs, exact_inputs, exact_outputs)
+            )
+            gram.add(seen, Exact(*exact) if any(exact) else None)
+        check_finite(module, gram)
+        return gram
+
+    def _gram(self, module: str, rules: Sequence[Sequence[str]], kind: type[Gram]) -> Gram:
+        columns = self.checkpoint.info(f"{module}.weight").shape[1]
+        return kind(columns, self.pool, full=any(self.rules[names[0]].method != "importance" for names in rules))
+
+
+def check_finite(module: str, gram: Gram) -> None:
+    """Raises QuantizeError."""
+    if not np.isfinite(gram.mean_square).all():
+        raise QuantizeError(f"the inputs of {module} overflow float32 in calibration; is the checkpoint damaged?")
