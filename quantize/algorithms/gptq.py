@@ -24,6 +24,7 @@ Float32 = npt.NDArray[np.float32]
 Values = npt.NDArray[np.uint8]
 
 _BLOCK = 128  # columns whose feedback is added one by one; that of earlier columns is one matrix product
+_OUTPUTS = 4096  # at a time: their errors are kept until the last column is rounded
 
 
 def gptq(weights: Float32, gram: Float32, settings: Int4Settings, pool: Executor) -> tuple[Values, Grid]:
@@ -37,17 +38,22 @@ def gptq(weights: Float32, gram: Float32, settings: Int4Settings, pool: Executor
         order = np.argsort(-np.diagonal(gram), kind="stable")
     order = order[::-1]
     feedback, pivots = _feedback(gram, order, settings.damping, pool)
-    rounding = _Rounding(weights[order], feedback, order // settings.group_size, pool)
-    if settings.act_order:
-        by_column = np.empty_like(pivots)
-        by_column[order] = pivots
-        grid = _find_grid(weights, by_column, settings, pool)
-        for rows in reversed(_blocks(len(order), _BLOCK)):
-            rounding.round(rows, rounding.target(rows), grid)
-    else:
+    groups = order // settings.group_size
+    values = np.empty(weights.shape, np.uint8)
+    if not settings.act_order:
+        rounding = _Rounding(weights[order], feedback, groups, pool)
         grid = _in_order(rounding, pivots, settings, pool)
-    values = np.empty_like(rounding.values)
-    values[order] = rounding.values
+        values[order] = rounding.values
+        return values, grid
+    by_column = np.empty_like(pivots)
+    by_column[order] = pivots
+    grid = _find_grid(weights, by_column, settings, pool)
+    for begin in range(0, weights.shape[1], _OUTPUTS):
+        outputs = slice(begin, begin + _OUTPUTS)
+        rounding = _Rounding(weights[order, outputs], feedback, groups, pool)
+        for rows in reversed(_blocks(len(order), _BLOCK)):
+            rounding.round(rows, rounding.target(rows), grid.columns(outputs.start, outputs.stop))
+        values[order, outputs] = rounding.values
     return values, grid
 
 

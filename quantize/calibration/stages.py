@@ -23,12 +23,14 @@ class Stages:
         self._num_windows, self._pool, self._shelf = num_windows, pool, shelf
         self._on_inputs = on_inputs
 
-    def gather(self, weight: str, compute: ByWindow) -> ByWindow:
+    def gather(self, weight: str, compute: ByWindow, on_computed: Callable[[], None]) -> ByWindow:
         """Compute the inputs [num_tokens, in] of a linear for all windows, before any goes on.
 
-        When this returns, the weights of all linears that read the same inputs have the values to go on with.
+        When this returns, the weights of all linears that read the same inputs have the values to go on with; before
+        these are sought, ``on_computed`` may free what is in the way.
         """
         shelved = self._compute(compute)
+        on_computed()
         self._on_inputs(weight, shelved)
         return lambda window: shelved[window].read()
 

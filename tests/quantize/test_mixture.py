@@ -226,7 +226,7 @@ def test_the_cost_counts_active_experts_for_the_work_and_all_of_them_for_the_mem
     two = [LayerShape((*attention, *expert * 2), "importance")]
     costs = {name: estimate_cost(layers, 64, 4, 32, 1e9) for name, layers in (("d", dense), ("s", sparse), ("t", two))}
     counted_and_rounded = 2 * costs["t"].flops
-    assert costs["s"].flops == pytest.approx(counted_and_rounded) and counted_and_rounded < 0.6 * costs["d"].flops
+    assert costs["s"].flops == pytest.approx(counted_and_rounded) and counted_and_rounded < 0.65 * costs["d"].flops
     assert costs["s"].ram_bytes == costs["d"].ram_bytes > 2 * costs["t"].ram_bytes
     gptq = [LayerShape((*attention, *expert * 8), "gptq", shares) for shares in ((), (1.0, 1.0) + (0.25,) * 16)]
     all_tokens, own_tokens = (estimate_cost([layer], 64, 4, 32, 1e9).ram_bytes for layer in gptq)

@@ -54,7 +54,7 @@ class StagedOps:
 
     def linear(self, x: Staged, weight: str, bias: str | None = None) -> Staged:
         if not x.is_kept:
-            x.keep(self._stages.gather(weight, x.as_array))
+            x.keep(self._stages.gather(weight, x.as_array, self._ops.forget_copies))
         return Staged(lambda window: self._ops.linear(x(window), weight, bias))
 
     def row_linear(self, x: Staged, weight: str, bias: str | None = None) -> Staged:

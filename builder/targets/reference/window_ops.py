@@ -46,6 +46,10 @@ class WindowOps(EagerOps):
             self._observe_outputs(weight, outputs.numpy())
         return outputs if bias is None else outputs + self._weights[bias]
 
+    def forget_copies(self) -> None:
+        """Of weights; those that are multiplied with again are made again."""
+        self._products.forget_copies()
+
     def paged_attention(self, q: Tensor, k: Tensor, v: Tensor, attention: AttentionSpec) -> Tensor:
         """Torch's own kernel: in blocks, so that no matrix of all scores is ever held."""
         from torch.nn import functional

@@ -43,8 +43,9 @@ class Bfloat16Weights:
         return copied[1]
 
     def clear(self) -> None:
-        """The layer is done with."""
-        self._copies.clear()
+        """Those that are multiplied with again are made again."""
+        with self._lock:
+            self._copies.clear()
 
 
 class WindowWeights(Mapping[str, "Tensor"]):
@@ -61,6 +62,10 @@ class WindowWeights(Mapping[str, "Tensor"]):
         if self._halves is None:
             return functional.linear(x, self[name])
         return functional.linear(x.bfloat16(), self._halves.copy_of(name, self._weights[name])).float()
+
+    def forget_copies(self) -> None:
+        if self._halves is not None:
+            self._halves.clear()
 
     def __getitem__(self, name: str) -> Tensor:
         import torch

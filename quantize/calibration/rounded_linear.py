@@ -1,0 +1,61 @@
+"""A linear whose int4 values are chosen: what is stored, what readers see, and what that does to the outputs."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+import numpy.typing as npt
+
+from quantize.algorithms.grid import Grid, Values, decode
+from quantize.packing import pack_uint4
+from quantize.prepared_tensor import PreparedTensor
+from quantize.recipe import Int4Settings
+from quantize.tiles import tiles
+
+Float32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class RoundedLinear:
+    """Worked on by some outputs at a time: whole matrices of differences would be the largest of all."""
+
+    targets: Float32  # [in, out], what was rounded: the weights, or the weights corrected for their inputs
+    values: Values  # [in, out]
+    grid: Grid
+
+    def finish(
+        self, weights: Float32, moments: Float32, settings: Int4Settings, pool: Executor
+    ) -> tuple[PreparedTensor, Float32]:
+        """``weights`` [out, in] are those before; also returns what they are now, [out, in].
+
+        ``moments``: E[x x'] [in, in]; with E[x^2], [in], no error of the outputs is known.
+        """
+        new, gram = np.empty_like(weights), moments if moments.ndim == 2 else None
+        sums = pool.map(lambda part: self._decode(part, weights, new, gram), tiles(len(weights)))
+        norm, error, output_norm, output_error = np.sum(list(sums), axis=0).tolist()
+        arrays = [pack_uint4(np.ascontiguousarray(self.values.T)), self.grid.scales.T.astype(self.grid.dtype)]
+        if not settings.symmetric:
+            arrays.append(np.ascontiguousarray(self.grid.zeros.T).astype(np.uint8))
+        relative = sqrt(max(output_error, 0.0) / output_norm) if output_norm > 0 else 0.0
+        return PreparedTensor(tuple(arrays), norm, error, None if gram is None else relative), new
+
+    def _decode(
+        self, outputs: slice, weights: Float32, new: Float32, gram: Float32 | None
+    ) -> tuple[float, float, float, float]:
+        """Squared norm and error of the weights; of the outputs the same, through their Gram matrix."""
+        decoded = decode(self.values[:, outputs], self.grid.columns(outputs.start, outputs.stop))
+        new[outputs] = decoded.T
+        norm, error = _squared(weights[outputs]), _squared(new[outputs] - weights[outputs])
+        if gram is None:
+            return norm, error, 0.0, 0.0
+        wanted = self.targets[:, outputs]
+        decoded -= wanted
+        return norm, error, float(np.vdot(gram @ wanted, wanted)), float(np.vdot(gram @ decoded, decoded))
+
+
+def _squared(values: Float32) -> float:
+    """Row by row, so that the sum is that of doubles but no copy is large."""
+    return sum(float(np.square(row, dtype=np.float64).sum()) for row in values)
