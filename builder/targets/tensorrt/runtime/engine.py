@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -39,15 +40,8 @@ class TensorRtEngine:
         others = [rank.rank for rank in layout.parallelism.ranks() if rank != leader]
         self._group = RankGroup(layout, others, gpu, step_timeout_s)
         self._runtime: RankRuntime | None = None
-        try:
+        with self._ending_all():
             self._load(layout, gpu, num_blocks)
-        except EngineError as error:
-            cause = self._group.cause_of(error)
-            self._end()
-            raise cause from None
-        except BaseException:
-            self._end()
-            raise
 
     @property
     def limits(self) -> EngineLimits:
@@ -61,18 +55,11 @@ class TensorRtEngine:
         feeds = step_feeds(inputs, self._limits, mode)
         if mode == "decode":
             feeds["block_tables"] = _widened(feeds["block_tables"])
-        try:
+        with self._ending_all():
             self._group.ask(step_message(mode, feeds))
             self._runtime.start(mode, feeds)
             self._group.answers()  # before we wait for our own GPU, which waits for all the others
             logits = self._runtime.finish()
-        except EngineError as error:
-            cause = self._group.cause_of(error)
-            self._end()
-            raise cause from None
-        except BaseException:
-            self._end()
-            raise
         if logits is None:
             raise EngineError("the leading rank has no logits; build the engine again")
         return logits
@@ -109,6 +96,19 @@ class TensorRtEngine:
             num_blocks=blocks,
             vocab_size=layout.vocab_size,
         )
+
+    @contextmanager
+    def _ending_all(self) -> Iterator[None]:
+        """A failure of any rank, this one included, is the end of all; what came first is told."""
+        try:
+            yield
+        except EngineError as error:
+            cause = self._group.cause_of(error)
+            self._end()
+            raise cause from None
+        except BaseException:
+            self._end()
+            raise
 
     def _end(self) -> None:
         """After a failure nobody waits for anybody: a rank may be in a collective that never ends."""
