@@ -128,7 +128,7 @@ def test_a_type_that_an_architecture_lacks_leaves_no_file(trt, llama, tmp_path):
 
 
 def test_what_the_builder_refuses_is_told_in_its_words(trt, llama, tmp_path, monkeypatch):
-    monkeypatch.setattr("builder.targets.tensorrt.build.check_types", lambda types, sms: None)
+    monkeypatch.setattr("builder.targets.tensorrt.build.check_types", lambda types, sms, target: None)
     with pytest.raises(BuildError, match=r"^TensorRT cannot build the plan: Cannot compile for target\(s\) sm75"):
         build(trt, llama, tmp_path / "engine", dtype="bfloat16", sms=(75,), weights="external")
     assert not any((tmp_path / "engine").iterdir())
