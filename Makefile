@@ -51,6 +51,7 @@ bench: setup-dev model  ## every benchmark, one after the other; each prints a t
 	$(BIN)/python benchmarks/step.py $(MODEL)
 	$(BIN)/python benchmarks/serve.py $(MODEL)
 	$(BIN)/python benchmarks/cpu_engine.py $(MODEL)
+	$(BIN)/python benchmarks/build.py $(MODEL)
 
 bench-peers: setup-dev model $(PEERS)/modelopt/.ready $(PEERS)/llmcompressor/.ready  ## quantization beside other tools
 	$(BIN)/python benchmarks/quantize_peers.py

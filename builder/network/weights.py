@@ -176,11 +176,11 @@ class WeightSource:
         return values
 
     def _check_finite(self, name: str, values: npt.NDArray[Any] | None) -> None:
+        from quantize.finite import all_finite
+
         if values is None:
             return
-        # By rows: a mask of a whole embedding matrix would be large.
-        values = np.atleast_1d(values)
-        if not all(np.isfinite(values[row : row + 1024]).all() for row in range(0, len(values), 1024)):
+        if not all_finite(values):
             raise BuildError(
                 f"{self._checkpoint.path}: {name} holds NaN or infinity; the checkpoint is damaged, get it again"
             )
