@@ -79,15 +79,18 @@ class Gram:
         ``factors`` [in]: by which the inputs were divided and the weights multiplied. None where nothing exact
         was given.
         """
-        matrix, found = self.matrix(), np.empty_like(weights)
+        matrix = self.matrix()
         if self._of_outputs is not None:
-            of_outputs = self._of_outputs
+            # In place: outputs are those of one linear, which asks once, and wide layers have the least room here.
+            lacking, self._of_outputs = self._of_outputs, None
 
             def subtract(part: slice) -> None:
-                found[:, part] = of_outputs[:, part] * self._scale - matrix @ weights[:, part]
+                lacking[:, part] *= self._scale
+                lacking[:, part] -= matrix @ weights[:, part]
 
             run_all(self._pool, subtract, tiles(weights.shape[1]))
-            return found
+            return lacking
+        found = np.empty_like(weights)
         drift = self._drift(matrix, factors)
         if drift is None:
             return None
