@@ -27,8 +27,8 @@ demo: setup model  ## from a checkpoint to streamed tokens
 test: setup-dev model modelopt  ## all tests
 	PLANSMITH_TEST_MODEL=$(abspath $(MODEL)) $(BIN)/python -m pytest
 
-test-unit: setup-dev  ## the fast tests
-	$(BIN)/python -m pytest -m "not integration"
+test-unit: setup-dev  ## the fast tests, on all cores
+	$(BIN)/python -m pytest -m "not integration" -n auto
 
 test-integration: setup-dev model modelopt  ## real servers, real models
 	PLANSMITH_TEST_MODEL=$(abspath $(MODEL)) $(BIN)/python -m pytest -m integration
