@@ -18,10 +18,13 @@ from plansmith_errors import EngineError
 _OLDEST_DRIVER = {12: 535, 13: 580}  # of each CUDA release; docs.nvidia.com/deeplearning/tensorrt: Prerequisites
 
 
-def check_machine(path: Path, manifest: EngineManifest, machine: Machine | None = None) -> None:
-    """Raise EngineError, one line, where ``machine`` (this one) cannot load the engine in ``path``."""
+def check_machine(path: Path, manifest: EngineManifest, machine: Machine | None = None) -> Machine:
+    """Return ``machine`` (this one), or raise EngineError, one line, where it cannot load the engine in ``path``."""
+    facts = TARGETS.get(manifest.target)
+    machine = machine or this_machine(None if facts is None else facts.name)
     for problem in incompatibilities(manifest, machine):
         raise EngineError(f"{path}: {problem}")
+    return machine
 
 
 def engine_problems(path: Path, machine: Machine | None = None) -> Iterator[str]:

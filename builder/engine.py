@@ -134,9 +134,9 @@ def _load_gpu(path: Path, manifest: EngineManifest, num_blocks: int | None, num_
 
     if num_threads is not None:
         raise EngineError(f"num_threads is {num_threads}, but {path} runs on GPUs; leave it out")
-    check_gpu_files(path, manifest)
-    check_machine(path, manifest)
-    return TensorRtEngine(engine_layout(path, manifest), num_blocks=num_blocks)
+    gpu = check_gpu_files(path, manifest)
+    layout = engine_layout(path, manifest, gpu, check_machine(path, manifest))
+    return TensorRtEngine(layout, num_blocks=num_blocks)
 
 
 def load_reference(

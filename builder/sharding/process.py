@@ -8,11 +8,11 @@ import queue
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+from builder.python_process import python_command
 from builder.sharding.budget import gibibytes
 from builder.sharding.tasks import Outcome, RankFailure, RankResult, RankTask
 from builder.sharding.worker import proc_status_bytes
@@ -20,8 +20,6 @@ from builder.sharding.worker import proc_status_bytes
 Event = tuple[int, dict[str, Any]]
 """A rank and what its worker told; an empty one: it will not tell more."""
 
-# Isolated: neither the working directory nor PYTHON* variables decide what the worker imports, but our own path.
-_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from builder.sharding.worker import main; main()"
 _PATIENCE = 5.0  # seconds between asking a worker to end and ending it
 
 
@@ -40,7 +38,7 @@ class RankProcess:
         with self._log.open("wb") as log:
             # A session of its own: Ctrl-C reaches the parent alone, which ends its workers in order.
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _BOOT, json.dumps(sys.path)],
+                python_command("builder.sharding.worker"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -268,16 +268,15 @@ class FakeGpu:
     def create_context(self, engine, mode):
         return FakeExecutionContext(engine)
 
+    def new_unique_id(self):
+        return tempfile.mkdtemp(prefix="fake-nccl-").encode()
+
     def join(self, unique_id, rank, tp_size, world_size):
         return FakeCommunicator(Path(unique_id.decode()), self.device, rank, tp_size)
 
 
 def open_gpu(target, number):
     return FakeGpu()
-
-
-def new_unique_id():
-    return tempfile.mkdtemp(prefix="fake-nccl-").encode()
 
 
 def fake_engine(directory: Path, checkpoint: Path, parallelism: Parallelism, options: NetworkOptions) -> EngineLayout:

@@ -56,7 +56,8 @@ class TensorRtEngine:
         if mode == "decode":
             feeds["block_tables"] = _widened(feeds["block_tables"])
         with self._ending_all():
-            self._group.ask(step_message(mode, feeds))
+            if self._group:
+                self._group.ask(step_message(mode, feeds))
             self._runtime.start(mode, feeds)
             self._group.answers()  # before we wait for our own GPU, which waits for all the others
             logits = self._runtime.finish()
@@ -72,12 +73,10 @@ class TensorRtEngine:
             self._runtime = None
 
     def _load(self, layout: EngineLayout, gpu: str, num_blocks: int | None) -> None:
-        unique_id = _unique_id(gpu) if layout.parallelism.world_size > 1 else b""
-        self._group.ask(Join(unique_id))
-        own = load_open_gpu(gpu)(layout.target, layout.devices[layout.leader.rank])
-        communicator = None
-        if unique_id:
-            parallelism = layout.parallelism
+        own, communicator = load_open_gpu(gpu)(layout.target, layout.devices[layout.leader.rank]), None
+        if self._group:
+            unique_id, parallelism = own.new_unique_id(), layout.parallelism
+            self._group.ask(Join(unique_id))
             communicator = own.join(unique_id, layout.leader.rank, parallelism.tp_size, parallelism.world_size)
         self._runtime = RankRuntime(layout, layout.leader, own, communicator)
         loaded = [answer for answer in self._group.answers().values() if isinstance(answer, Loaded)]
@@ -140,12 +139,3 @@ def _widened(block_tables: npt.NDArray[Any]) -> npt.NDArray[Any]:
     width = block_tables.shape[1]
     wanted = 1 << (width - 1).bit_length()
     return np.pad(block_tables, ((0, 0), (0, wanted - width)))
-
-
-def _unique_id(gpu: str) -> bytes:
-    """NCCL's, or that of the library which stands in for it."""
-    from importlib import import_module
-
-    module = import_module(gpu.partition(":")[0])
-    unique_id: bytes = module.new_unique_id()
-    return unique_id

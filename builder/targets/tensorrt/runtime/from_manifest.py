@@ -5,19 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from builder.compatibility import suitable_gpus
-from builder.machine import Machine, this_machine
+from builder.gpu_manifest import GpuEngine
+from builder.machine import Machine
 from builder.manifest import EngineManifest
 from builder.model_spec import ModelSpec
 from builder.targets.tensorrt.runtime.layout import EngineLayout, PlanFile
-from plansmith_errors import EngineError
 
 
-def engine_layout(path: Path, manifest: EngineManifest, machine: Machine | None = None) -> EngineLayout:
-    """Of the engine in ``path`` on ``machine`` (this one), which has been checked against each other."""
-    gpu = manifest.gpu
-    if gpu is None:
-        raise EngineError(f"{path}: engine.json has no section gpu; build the engine again")
-    devices = suitable_gpus(gpu, machine or this_machine())
+def engine_layout(path: Path, manifest: EngineManifest, gpu: GpuEngine, machine: Machine) -> EngineLayout:
+    """Of the engine in ``path``, whose part for GPUs is ``gpu``, on ``machine``, which has been found to fit."""
+    devices = suitable_gpus(gpu, machine)
     ranks = sorted(gpu.ranks, key=lambda record: record.rank)
     return EngineLayout(
         target=manifest.target,

@@ -113,6 +113,10 @@ class Gpu(Protocol):
         """Whether the library itself records and replays CUDA graphs, so that we need not."""
         ...
 
+    def new_unique_id(self) -> bytes:
+        """Made by one rank and handed to all, for ``join``."""
+        ...
+
     def join(self, unique_id: bytes, rank: int, tp_size: int, world_size: int) -> Communicator:
         """All ranks call it with one ``unique_id`` and return when all are there."""
         ...

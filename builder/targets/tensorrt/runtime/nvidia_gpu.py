@@ -10,8 +10,6 @@ from builder.targets.tensorrt.runtime.gpu import ExecutionContext, Mode, PlanEng
 from builder.targets.tensorrt.runtime.nccl import NcclCommunicator, new_unique_id
 from plansmith_errors import EngineError
 
-__all__ = ["NvidiaGpu", "new_unique_id", "open_gpu"]
-
 
 class NvidiaGpu:
     """Implements Gpu."""
@@ -43,6 +41,9 @@ class NvidiaGpu:
         if context is None:
             raise EngineError(f"TensorRT has no memory for an execution context ({self._log.last()})")
         return context
+
+    def new_unique_id(self) -> bytes:
+        return new_unique_id()
 
     def join(self, unique_id: bytes, rank: int, tp_size: int, world_size: int) -> NcclCommunicator:
         return NcclCommunicator(unique_id, rank, tp_size, world_size)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from builder.parallel import Rank
 from builder.targets.tensorrt.runtime.buffers import Buffers, bytes_per_block, pool_shape
 from builder.targets.tensorrt.runtime.gpu import Communicator, ExecutionContext, Float32, Gpu, Mode, PlanEngine
-from builder.targets.tensorrt.runtime.launch import DirectLauncher, GraphLauncher, Launcher
+from builder.targets.tensorrt.runtime.launch import DirectLauncher, GraphLauncher, Launcher, set_shapes
 from builder.targets.tensorrt.runtime.layout import EngineLayout
 from builder.targets.tensorrt.runtime.tensors import TensorInfo, read_tensors
 from plansmith_errors import EngineError
@@ -43,6 +43,9 @@ class RankRuntime:
         self._upload_weights()
         self._launchers: dict[Mode, Launcher] = {}
         self._pool_shapes: dict[str, tuple[int, ...]] = {}
+        self._host_logits = np.empty(
+            (0, layout.vocab_size), np.float32
+        )  # kept: a new one would be touched page by page
         self._logits: Float32 | None = None  # of the step that was started, there when it is finished
 
     @property
@@ -78,7 +81,7 @@ class RankRuntime:
         """
         if mode not in self._launchers:
             raise EngineError(f"the engine has no plan for {mode} steps; build it again")
-        tensors, shapes = self._tensors[mode], dict(self._pool_shapes)
+        tensors, shapes = self._tensors[mode], dict[str, tuple[int, ...]]()
         for name, values in feeds.items():
             if name in tensors:
                 self._buffers.upload(name, values)
@@ -107,7 +110,9 @@ class RankRuntime:
     def _download_logits(self, num_logits: int) -> Float32 | None:
         if self._rank != self._layout.leader:
             return None
-        logits = np.empty((num_logits, self._layout.vocab_size), np.float32)
+        if len(self._host_logits) < num_logits:
+            self._host_logits = np.empty((num_logits, self._layout.vocab_size), np.float32)
+        logits = self._host_logits[:num_logits]
         self._gpu.device.download(logits, self._buffers.address(LOGITS))
         return logits
 
@@ -125,6 +130,7 @@ class RankRuntime:
         context = self._gpu.create_context(engine, mode)
         if profile and not context.set_optimization_profile_async(profile, self._gpu.device.stream):
             raise EngineError(f"TensorRT refuses the plan's profile for {mode} steps; build the engine again")
+        set_shapes(context, self._pool_shapes, {})  # the same in every step
         for name in self._tensors[mode]:
             if not context.set_tensor_address(name, self._buffers.address(name)):
                 raise EngineError(f"TensorRT takes no address for the tensor {name}; build the engine again")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 
+from builder.python_process import python_command
 from builder.targets.tensorrt.runtime.layout import EngineLayout, encode_layout
 from builder.targets.tensorrt.runtime.messages import Answer, Command, Failed, encode, receive_answer
 from plansmith_errors import EngineError
@@ -36,6 +35,9 @@ class RankGroup:
         except OSError as error:
             self.kill()
             raise EngineError(f"the process of a rank cannot be started: {error.strerror}") from None
+
+    def __len__(self) -> int:
+        return len(self._connections)
 
     def ask(self, command: Command) -> None:
         """Send to all ranks; ``answers`` waits for what they say."""
@@ -91,11 +93,10 @@ class RankGroup:
 
     def _start(self, layout: EngineLayout, rank: int, gpu: str) -> None:
         ours, theirs = Pipe()
-        command = [sys.executable, "-m", "builder.targets.tensorrt.runtime.rank_process"]
-        command += ["--fd", str(theirs.fileno()), "--rank", str(rank), "--gpu", gpu, "--layout", encode_layout(layout)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        arguments = ["--fd", str(theirs.fileno()), "--rank", str(rank), "--gpu", gpu, "--layout", encode_layout(layout)]
+        command = python_command("builder.targets.tensorrt.runtime.rank_process", *arguments)
         try:
-            self._processes[rank] = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
+            self._processes[rank] = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         finally:
             theirs.close()
         self._connections[rank] = ours

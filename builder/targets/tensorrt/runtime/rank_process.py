@@ -1,4 +1,4 @@
-"""A rank's process: ``python -m builder.targets.tensorrt.runtime.rank_process``, started by the leading rank.
+"""A rank's process, started by the leading rank.
 
 It ends when the leader's end of the socket closes, even while a step waits for ranks that are no more.
 """
@@ -114,7 +114,3 @@ def main() -> int:
     layout = decode_layout(arguments.layout)
     rank = Rank(layout.parallelism, arguments.rank)
     return serve(Connection(arguments.fd), RankProcess(layout, rank, load_open_gpu(arguments.gpu)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
