@@ -14,9 +14,9 @@ from quantize.e8m0 import encode_e8m0, exponents_of, power_of_two
 from quantize.float4 import E2M1_MAX, cast_e2m1
 from quantize.float8 import E4M3_MAX, E4M3_VALUES, cast_e4m3
 from quantize.packing import pack_uint4
-from quantize.recipe import BLOCK_SIZES, ScaleName
 from quantize.rounding import RoundedRows, squared_error
 from quantize.scale_search import best_e2m1_scales
+from quantize.weight_rule import BLOCK_SIZES, ScaleName
 
 Float32 = npt.NDArray[np.float32]
 UInt8 = npt.NDArray[np.uint8]

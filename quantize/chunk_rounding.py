@@ -12,7 +12,6 @@ from quantize.block_rounding import MX_WAYS, NVFP4_NEIGHBOURS, round_mxfp4, roun
 from quantize.finite import bad_row, check_finite
 from quantize.native.kernels import DamagedRowError, Kernels, native_kernels
 from quantize.plan import PlannedTensor
-from quantize.recipe import FloatSettings, Int4Settings, SchemeName
 from quantize.rounding import (
     MSE_FACTORS,
     RoundedRows,
@@ -22,6 +21,7 @@ from quantize.rounding import (
     round_int8,
     smallest_factor,
 )
+from quantize.weight_rule import FloatSettings, Int4Settings, SchemeName
 
 Float32 = npt.NDArray[np.float32]
 

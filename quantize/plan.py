@@ -15,9 +15,10 @@ from quantize.checkpoint import Checkpoint, TensorInfo
 from quantize.dtypes import BFLOAT16, SOURCE_FLOATS
 from quantize.foreign.packed_weight import PackedWeight
 from quantize.quantized_tensor import QUANT_METHOD
-from quantize.recipe import FloatSettings, InputSettings, Int4Settings, Recipe, SchemeName, WeightRule
+from quantize.recipe import Recipe
 from quantize.safetensors_writer import TensorSpec
 from quantize.stored_specs import companion_specs, stored_specs
+from quantize.weight_rule import FloatSettings, InputSettings, Int4Settings, SchemeName, WeightRule
 
 log = logging.getLogger(__name__)
 _KEPT = WeightRule(scheme="none")

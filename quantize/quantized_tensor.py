@@ -16,8 +16,8 @@ from quantize.dtypes import SOURCE_FLOATS
 from quantize.e8m0 import E8M0_NAN, decode_e8m0
 from quantize.float4 import decode_packed_e2m1
 from quantize.packing import unpack_uint4
-from quantize.recipe import BLOCK_SIZES, FP8_BLOCK, GROUP_SIZES, SchemeName
 from quantize.stored_specs import fp8_scale_shape
+from quantize.weight_rule import BLOCK_SIZES, FP8_BLOCK, GROUP_SIZES, SchemeName
 
 FORMAT_VERSION = 1
 QUANT_METHOD = "plansmith"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod, sqrt
 
 from quantize.activations import Activations
-from quantize.recipe import Granularity, Method, SchemeName
+from quantize.weight_rule import Granularity, Method, SchemeName
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from quantize.float8 import E4M3_MAX, E4M3_VALUES, cast_e4m3
 from quantize.packing import pack_uint4
-from quantize.recipe import FP8_BLOCK, ScaleName
+from quantize.weight_rule import FP8_BLOCK, ScaleName
 
 Float32 = npt.NDArray[np.float32]
 

@@ -8,8 +8,16 @@ from plansmith_errors import QuantizeError
 from quantize.activations import KvScheme, input_scale_name, kv_scale_name, pre_quant_scale_name
 from quantize.checkpoint import TensorInfo
 from quantize.dtypes import FLOAT8_E4M3
-from quantize.recipe import BLOCK_SIZES, FP8_BLOCK, GROUP_SIZES, Granularity, InputSettings, Int4Settings, WeightRule
 from quantize.safetensors_writer import TensorSpec
+from quantize.weight_rule import (
+    BLOCK_SIZES,
+    FP8_BLOCK,
+    GROUP_SIZES,
+    Granularity,
+    InputSettings,
+    Int4Settings,
+    WeightRule,
+)
 
 Specs = tuple[TensorSpec, ...]
 

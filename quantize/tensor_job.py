@@ -16,10 +16,10 @@ from quantize.chunk_rounding import round_chunk
 from quantize.finite import check_finite
 from quantize.magnitudes import Magnitudes, measure, rows_per_chunk
 from quantize.plan import PlannedTensor
-from quantize.recipe import BLOCK_SIZES, FP8_BLOCK, Granularity
 from quantize.report import TensorReport
 from quantize.rounding import fp8_scale
 from quantize.safetensors_writer import SafetensorsWriter, TensorSlot, TensorSpec
+from quantize.weight_rule import BLOCK_SIZES, FP8_BLOCK, Granularity
 
 
 @dataclass(frozen=True)

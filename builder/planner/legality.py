@@ -9,7 +9,7 @@ from builder.planner.attention import Attention, GroupedQueryAttention
 from builder.planner.decoder_shape import DecoderShape, Matrix, Split
 from builder.planner.local import local_matrix
 from builder.planner.precision import Precision
-from quantize.recipe import BLOCK_SIZES, FP8_BLOCK, WeightRule
+from quantize.weight_rule import BLOCK_SIZES, FP8_BLOCK, WeightRule
 
 
 def obstacle(shape: DecoderShape, precision: Precision, parallelism: Parallelism) -> str | None:

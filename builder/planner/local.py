@@ -16,9 +16,9 @@ from builder.planner.gpu import MathFormat
 from builder.planner.precision import Precision
 from plansmith_errors import QuantizeError
 from quantize.checkpoint import TensorInfo
-from quantize.recipe import WeightRule
 from quantize.sensitivity.sizes import expected_nbytes
 from quantize.stored_specs import stored_specs
+from quantize.weight_rule import WeightRule
 
 _VECTOR_BYTES = 2  # norms and biases
 

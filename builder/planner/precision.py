@@ -15,8 +15,9 @@ from plansmith_errors import ConfigError
 from quantize.architectures import Role
 from quantize.dtypes import BFLOAT16
 from quantize.plan import rule_for
-from quantize.recipe import Recipe, WeightRule
+from quantize.recipe import Recipe
 from quantize.recipe_files import RecipeSource, list_recipes, load_recipe
+from quantize.weight_rule import WeightRule
 
 KvFormat = Literal["fp16", "bf16", "fp8", "int8"]
 KV_BYTES: dict[KvFormat, int] = {"fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}  # scales are of whole tensors

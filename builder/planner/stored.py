@@ -9,8 +9,9 @@ from pydantic import ValidationError
 
 from plansmith_errors import ConfigError
 from quantize.quantized_tensor import FORMAT_VERSION, QUANT_METHOD
-from quantize.recipe import Recipe, WeightRule
+from quantize.recipe import Recipe
 from quantize.recipe_files import load_recipe
+from quantize.weight_rule import WeightRule
 
 
 def read_stored(config: Mapping[str, Any], source: str) -> tuple[str, Recipe, dict[str, WeightRule], str | None] | None:

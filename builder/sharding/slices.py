@@ -42,7 +42,7 @@ def group_length(weight: QuantizedTensor, axis: Axis) -> int | None:
     if weight.scales is None or weight.scales.ndim == 0:
         return None
     if has_square_blocks(weight):
-        from quantize.recipe import FP8_BLOCK
+        from quantize.weight_rule import FP8_BLOCK
 
         return FP8_BLOCK
     if axis == "rows":
@@ -59,7 +59,7 @@ def has_square_blocks(weight: QuantizedTensor) -> bool:
 
 
 def describe_groups(weight: QuantizedTensor) -> str:
-    from quantize.recipe import FP8_BLOCK
+    from quantize.weight_rule import FP8_BLOCK
 
     if has_square_blocks(weight):
         return f"{FP8_BLOCK}x{FP8_BLOCK} {weight.scheme} blocks"

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.algorithms.grid import decode, encode, range_grid
-from quantize.recipe import Int4Settings
 from quantize.tiles import tiles
+from quantize.weight_rule import Int4Settings
 
 Float32 = npt.NDArray[np.float32]
 

@@ -17,8 +17,8 @@ from quantize.algorithms.block_feedback import round_block
 from quantize.algorithms.cholesky import factorize
 from quantize.algorithms.grid import Grid, range_grid
 from quantize.algorithms.scale_search import search_grid
-from quantize.recipe import Int4Settings
 from quantize.tiles import run_all, tiles
+from quantize.weight_rule import Int4Settings
 
 Float32 = npt.NDArray[np.float32]
 Values = npt.NDArray[np.uint8]

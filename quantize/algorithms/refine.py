@@ -15,8 +15,8 @@ import numpy.typing as npt
 from quantize.algorithms.block_feedback import descend_block
 from quantize.algorithms.gptq import damped
 from quantize.algorithms.grid import Grid, Values, decode, stored
-from quantize.recipe import Int4Settings
 from quantize.tiles import run_all, tiles
+from quantize.weight_rule import Int4Settings
 
 Float32 = npt.NDArray[np.float32]
 

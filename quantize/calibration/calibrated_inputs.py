@@ -13,7 +13,7 @@ from quantize.activations import LARGEST, KvScheme, input_scale_name, kv_scale_n
 from quantize.calibration.linear_sets import LinearSet
 from quantize.calibration.ranges import Ranges
 from quantize.plan import PlannedTensor
-from quantize.recipe import InputSettings
+from quantize.weight_rule import InputSettings
 
 Float32 = npt.NDArray[np.float32]
 

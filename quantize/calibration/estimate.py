@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from plansmith_errors import QuantizeError
-from quantize.recipe import Method
+from quantize.weight_rule import Method
 
 _SHARE_OF_PEAK = 0.5  # of the speed of a large matrix product: small ones, norms, attention and rounding are slower
 _AWQ_PRODUCTS, _GPTQ_PRODUCTS = 12, 4.5  # out * in * in, times two, beside the factorization

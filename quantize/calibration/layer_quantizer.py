@@ -20,8 +20,8 @@ from quantize.calibration.folding import Folding
 from quantize.calibration.gram import Gram
 from quantize.calibration.rounded_linear import RoundedLinear
 from quantize.prepared_tensor import PreparedTensor
-from quantize.recipe import Int4Settings
 from quantize.tiles import run_all, tiles
+from quantize.weight_rule import Int4Settings
 
 Float32 = npt.NDArray[np.float32]
 

@@ -14,7 +14,7 @@ from quantize.calibration.gram import Exact, Gram
 from quantize.calibration.linear_sets import LinearSet
 from quantize.calibration.shelf import Shelved
 from quantize.checkpoint import Checkpoint
-from quantize.recipe import Int4Settings
+from quantize.weight_rule import Int4Settings
 
 _AT_A_TIME = 8  # windows whose inputs are added at once: they may come from a file
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from quantize.algorithms.grid import Grid, Values, decode
 from quantize.packing import pack_uint4
 from quantize.prepared_tensor import PreparedTensor
-from quantize.recipe import Int4Settings
 from quantize.tiles import tiles
+from quantize.weight_rule import Int4Settings
 
 Float32 = npt.NDArray[np.float32]
 

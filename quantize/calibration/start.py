@@ -22,7 +22,8 @@ from quantize.checkpoint import Checkpoint
 from quantize.journal import Journal
 from quantize.mixture import Mixture
 from quantize.plan import PlannedTensor
-from quantize.recipe import Method, Recipe
+from quantize.recipe import Recipe
+from quantize.weight_rule import Method
 
 log = logging.getLogger(__name__)
 _DEAREST_FIRST: tuple[Method, ...] = ("awq", "gptq", "importance", "rtn")

@@ -17,8 +17,8 @@ from quantize.export.casting import cast_scales, required_scales
 from quantize.export.scheme import LinearScheme
 from quantize.model_shape import Linear
 from quantize.quantized_tensor import QuantizedTensor
-from quantize.recipe import BLOCK_SIZES, FP8_BLOCK
 from quantize.safetensors_writer import TensorSpec
+from quantize.weight_rule import BLOCK_SIZES, FP8_BLOCK
 
 Layout = Literal["pack-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized"]
 Array = npt.NDArray[Any]

@@ -17,8 +17,8 @@ from plansmith_errors import ExportError
 from quantize.export.source import ExportSource
 from quantize.model_shape import FUSED_PROJECTIONS
 from quantize.quantized_tensor import QuantizedTensor
-from quantize.recipe import FP8_BLOCK
 from quantize.split_projections import has_fused_projections
+from quantize.weight_rule import FP8_BLOCK
 
 _SHARED = ("tensor_scale", "input_scale", "pre_quant_scale")
 

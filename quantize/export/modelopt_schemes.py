@@ -19,8 +19,8 @@ from quantize.export.scheme import LinearScheme
 from quantize.float8 import E4M3_MAX
 from quantize.model_shape import Linear
 from quantize.quantized_tensor import QuantizedTensor
-from quantize.recipe import BLOCK_SIZES, FP8_BLOCK
 from quantize.safetensors_writer import TensorSpec
+from quantize.weight_rule import BLOCK_SIZES, FP8_BLOCK
 
 _FLOAT32, _UINT8 = np.dtype(np.float32), np.dtype(np.uint8)
 _ALGORITHMS: dict[tuple[str, str | None], str] = {  # weights, inputs

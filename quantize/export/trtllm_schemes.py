@@ -14,7 +14,7 @@ import numpy as np
 
 from quantize.dtypes import FLOAT8_E4M3
 from quantize.export.scheme import LinearScheme
-from quantize.recipe import BLOCK_SIZES
+from quantize.weight_rule import BLOCK_SIZES
 
 MIXED_PRECISION = "MIXED_PRECISION"  # of a whole model: every module's own is in quant_cfg.json
 SQ_PLUGIN = "W8A8_SQ_PER_CHANNEL_PLUGIN"

@@ -13,7 +13,7 @@ from quantize.float4 import decode_packed_e2m1
 from quantize.float8 import E4M3_VALUES
 from quantize.foreign.packed_weight import Float32, Form, PackedWeight, usable
 from quantize.foreign.parts import SCALE_FLOATS, Module, Part, Shape
-from quantize.recipe import BLOCK_SIZES, FP8_BLOCK, Granularity, SchemeName
+from quantize.weight_rule import BLOCK_SIZES, FP8_BLOCK, Granularity, SchemeName
 
 FP8 = (FLOAT8_E4M3.name,)
 DEFAULT_BLOCK = (FP8_BLOCK, FP8_BLOCK)

@@ -14,7 +14,7 @@ from quantize.foreign.bits import UInt8
 from quantize.foreign.packed_weight import Float32, Form, PackedWeight
 from quantize.foreign.parts import Part
 from quantize.packing import pack_uint4
-from quantize.recipe import GROUP_SIZES
+from quantize.weight_rule import GROUP_SIZES
 
 INT4_LARGEST = 15
 _CHUNK_ROWS = 1024  # of scales, whose rows the layouts may have to gather from columns

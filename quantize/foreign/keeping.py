@@ -13,9 +13,9 @@ from quantize.foreign.packed_weight import Form, PackedWeight
 from quantize.foreign.split import PackedCheckpoint
 from quantize.magnitudes import measure, rows_per_chunk
 from quantize.plan import PlannedTensor
-from quantize.recipe import BLOCK_SIZES
 from quantize.report import TensorReport
 from quantize.safetensors_writer import SafetensorsWriter, TensorSpec
+from quantize.weight_rule import BLOCK_SIZES
 
 log = logging.getLogger(__name__)
 

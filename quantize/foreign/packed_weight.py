@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.foreign.parts import Part
-from quantize.recipe import FloatSettings, Granularity, Int4Settings, SchemeName
+from quantize.weight_rule import FloatSettings, Granularity, Int4Settings, SchemeName
 
 Float32 = npt.NDArray[np.float32]
 

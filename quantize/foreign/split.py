@@ -9,8 +9,8 @@ import numpy.typing as npt
 from quantize.checkpoint import Checkpoint, TensorInfo
 from quantize.foreign.checkpoint import ForeignCheckpoint
 from quantize.foreign.packed_weight import Float32, Form, PackedWeight
-from quantize.recipe import FP8_BLOCK
 from quantize.split_projections import SplitCheckpoint, split_projections
+from quantize.weight_rule import FP8_BLOCK
 
 
 class PackedRows(PackedWeight):

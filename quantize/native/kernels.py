@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from quantize.dtypes import BFLOAT16, FLOAT8_E4M3
 from quantize.native.library import native_library
-from quantize.recipe import FP8_BLOCK
 from quantize.rounding import RoundedRows
+from quantize.weight_rule import FP8_BLOCK
 
 Array = npt.NDArray[Any]
 

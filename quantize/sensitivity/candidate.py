@@ -15,9 +15,9 @@ from quantize.chunk_rounding import round_chunk
 from quantize.finite import check_finite
 from quantize.plan import PlannedTensor
 from quantize.quantized_tensor import QuantizedTensor
-from quantize.recipe import BLOCK_SIZES, FP8_BLOCK, WeightRule
 from quantize.rounding import RoundedRows, fp8_scale
 from quantize.stored_specs import stored_specs
+from quantize.weight_rule import BLOCK_SIZES, FP8_BLOCK, WeightRule
 
 Float32 = npt.NDArray[np.float32]
 KeptDtype = Callable[[str], "np.dtype[np.generic]"]

@@ -8,11 +8,12 @@ from math import fsum, sqrt
 from typing import Any
 
 from plansmith_errors import QuantizeError
-from quantize.recipe import Auto, Recipe, WeightRule
+from quantize.recipe import Auto, Recipe
 from quantize.sensitivity.knapsack import Choice, Knapsack, Option
 from quantize.sensitivity.record import ChoiceRecord, SetRecord
 from quantize.sensitivity.sizes import Sizes
 from quantize.sensitivity.units import FusedUnit
+from quantize.weight_rule import WeightRule
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ import numpy.typing as npt
 from plansmith_errors import QuantizeError
 from quantize.calibration.hidden_states import HiddenStates
 from quantize.calibration.runner import LayerRunner
-from quantize.recipe import WeightRule
 from quantize.sensitivity.candidate import KeptDtype, round_unit
 from quantize.sensitivity.divergence import mean_divergence
 from quantize.sensitivity.knapsack import Option
 from quantize.sensitivity.units import FusedUnit
+from quantize.weight_rule import WeightRule
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]

@@ -11,12 +11,13 @@ from plansmith_errors import QuantizeError
 from quantize.architectures import role_of
 from quantize.checkpoint import Checkpoint
 from quantize.plan import PlannedTensor
-from quantize.recipe import Recipe, WeightRule
+from quantize.recipe import Recipe
 from quantize.safetensors_writer import TensorSpec
 from quantize.sensitivity.candidate import nearest_rule
 from quantize.sensitivity.settings import Budget
 from quantize.sensitivity.units import FusedUnit
 from quantize.stored_specs import stored_specs
+from quantize.weight_rule import WeightRule
 
 
 def expected_nbytes(specs: Sequence[TensorSpec], rule_scheme: str) -> int:

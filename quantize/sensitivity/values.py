@@ -8,10 +8,10 @@ import numpy as np
 
 from quantize.checkpoint import Checkpoint
 from quantize.finite import check_finite
-from quantize.recipe import WeightRule
 from quantize.sensitivity.candidate import KeptDtype, round_unit
 from quantize.sensitivity.knapsack import Option
 from quantize.sensitivity.units import FusedUnit
+from quantize.weight_rule import WeightRule
 
 
 def value_errors(

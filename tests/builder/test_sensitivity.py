@@ -14,10 +14,11 @@ from tiny_models import random_ids
 import builder
 import quantize
 from plansmith_errors import QuantizeError
-from quantize.recipe import Recipe, WeightRule
+from quantize.recipe import Recipe
 from quantize.sensitivity.divergence import mean_divergence
 from quantize.sensitivity.measured import SensitivityMeter
 from quantize.sensitivity.units import units_to_choose
+from quantize.weight_rule import WeightRule
 
 INT4, INT8 = {"scheme": "int4", "group_size": 32}, {"scheme": "int8"}
 PLANTED = "model.layers.1.mlp.down_proj"

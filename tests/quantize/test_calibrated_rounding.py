@@ -17,7 +17,7 @@ from quantize.algorithms.refine import descend, refine
 from quantize.algorithms.scale_search import search_grid
 from quantize.algorithms.targets import corrected_targets
 from quantize.calibration.gram import Exact, Gram
-from quantize.recipe import Int4Settings
+from quantize.weight_rule import Int4Settings
 
 POOL = ThreadPoolExecutor(2)
 IN, OUT, GROUP = 128, 48, 32

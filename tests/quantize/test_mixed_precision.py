@@ -14,9 +14,10 @@ from tiny_checkpoints import tiny_config, tiny_weights, write_safetensors
 
 import quantize
 from plansmith_errors import CheckpointError, ConfigError, QuantizeError
-from quantize.recipe import Recipe, WeightRule
+from quantize.recipe import Recipe
 from quantize.sensitivity.candidate import nearest_rule, round_unit
 from quantize.sensitivity.knapsack import Choice, Knapsack, Option
+from quantize.weight_rule import WeightRule
 from quantize.yaml_model import validate
 
 INT4, INT8, NONE = {"scheme": "int4", "group_size": 32}, {"scheme": "int8"}, {"scheme": "none"}

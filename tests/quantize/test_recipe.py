@@ -8,7 +8,7 @@ import pytest
 
 import quantize
 from plansmith_errors import ConfigError
-from quantize.recipe import WeightRule
+from quantize.weight_rule import WeightRule
 
 
 def test_built_in_recipes() -> None:

@@ -15,7 +15,7 @@ def compile_properties(precision: Literal["fast", "exact"], int4_group_sizes: It
     "fast" quantizes activations to int8 in groups. A group must lie within the weights' int4 groups: one twice as wide
     made prefill three times slower, one half as wide 15%.
     """
-    from quantize.recipe import GROUP_SIZES
+    from quantize.weight_rule import GROUP_SIZES
 
     if precision == "exact":
         return {
