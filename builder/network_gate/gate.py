@@ -33,9 +33,7 @@ class GateReport:
     roundings: tuple[str, ...]  # what inputs of linears, keys and values are rounded to
     bounds: Bounds
     steps: tuple[StepResult, ...]  # up to the first that does not pass
-    culprit: (
-        ModuleError | None
-    )  # of a failed step: the first module that is further from the reference than logits may be
+    culprit: ModuleError | None  # of a failed step: the first that is further from the reference than logits may be
     longest_sequence: int  # tokens
     unreached_window: int | None  # the shortest sliding window that no sequence is longer than
 

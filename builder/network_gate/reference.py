@@ -105,10 +105,6 @@ def _rounded(x: Tensor, rounding: InputRounding, parts: int) -> Tensor:
         x = x if rounding.multiplier is None else x * rounding.multiplier
         alone = InputRounding(rounding.scheme)
         return torch.cat([alone(part) for part in x.chunk(parts, dim=-1)], dim=-1)
-    if rounding.scheme == "int8" and rounding.scale is not None:
-        # A scale of calibration is passed now and then; TensorRT clamps to -128 then, the reference to -127.
-        x = x if rounding.multiplier is None else x * rounding.multiplier
-        return (x / rounding.scale).round().clamp(-128, 127) * rounding.scale
     return rounding(x)
 
 
