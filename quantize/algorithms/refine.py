@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.algorithms.block_feedback import descend_block
-from quantize.algorithms.gptq import damped
 from quantize.algorithms.grid import Grid, Values, decode, stored
+from quantize.algorithms.symmetric import damped
 from quantize.tiles import run_all, tiles
 from quantize.weight_rule import Int4Settings
 
@@ -38,18 +38,19 @@ def refine(
 
     For ``weights`` [in, out] and E[x x'] ``gram`` [in, in] of inputs that were divided by AWQ's ``factors`` [in].
     """
-    (values, grid), hessian = rounded, damped(gram, settings.damping, factors)
+    values, grid = rounded
     scales = grid.scales.copy()
 
     def task(outputs: slice) -> None:
         part, block = grid.columns(outputs.start, outputs.stop), np.ascontiguousarray(weights[:, outputs])
-        better, products = np.ascontiguousarray(values[:, outputs]), hessian @ block
+        better, products = np.ascontiguousarray(values[:, outputs]), gram @ block
         for _ in range(_ROUNDS):
-            better = descend(block, better, part, hessian)
-            part = replace(part, scales=_fitted_scales(products, better, part, hessian))
+            better = descend(block, better, part, gram)
+            part = replace(part, scales=_fitted_scales(products, better, part, gram))
         values[:, outputs], scales[:, outputs] = better, part.scales
 
-    run_all(pool, task, tiles(weights.shape[1]))
+    with damped(gram, settings.damping, factors):
+        run_all(pool, task, tiles(weights.shape[1]))
     return values, replace(grid, scales=scales)
 
 

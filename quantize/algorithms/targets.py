@@ -13,8 +13,8 @@ from concurrent.futures import Executor
 import numpy as np
 import numpy.typing as npt
 
-from quantize.algorithms.cholesky import factorize
-from quantize.algorithms.gptq import damped, mean_diagonal
+from quantize.algorithms.cholesky import factorized
+from quantize.algorithms.symmetric import damped, mean_diagonal
 from quantize.tiles import run_all, tiles
 
 Float32 = npt.NDArray[np.float32]
@@ -31,15 +31,14 @@ def corrected_targets(
     ``gram`` [in, in] is G, and ``missing`` [in, out], which is used up, is (W C)': how what the outputs lack goes with
     the inputs that these weights are multiplied with. ``factors`` [in] are AWQ's, by which those were divided.
     """
-    mean = mean_diagonal(gram, factors)
-    if not mean > 0:
+    if not mean_diagonal(gram, factors) > 0:
         return weights
-    factor = factorize(damped(gram, _DAMPING, factors), pool)
+    with damped(gram, _DAMPING, factors), factorized(gram, pool) as factor:
 
-    def correct(outputs: slice) -> None:
-        change = missing[:, outputs] / mean
-        factor.solve(change)
-        np.add(weights[:, outputs], change, out=missing[:, outputs])
+        def correct(outputs: slice) -> None:
+            change = np.ascontiguousarray(missing[:, outputs])
+            factor.solve(change)
+            np.add(weights[:, outputs], change, out=missing[:, outputs])
 
-    run_all(pool, correct, tiles(weights.shape[1]))
+        run_all(pool, correct, tiles(weights.shape[1]))
     return missing

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from quantize.calibration.products import add_cross, add_gram, mirror
+from quantize.algorithms.symmetric import mirror
+from quantize.calibration.products import add_cross, add_gram
 from quantize.tiles import run_all, tiles
 
 Float32 = npt.NDArray[np.float32]
@@ -69,7 +70,7 @@ class Gram:
         if self._sum is None:
             raise ValueError("this Gram matrix was kept as its diagonal")
         if not self._is_mean:
-            mirror(self._sum, self._scale, self._pool)
+            mirror(self._sum, self._pool, self._scale)
             self._is_mean = True
         return self._sum
 

@@ -31,16 +31,6 @@ def add_cross(total: Float32, left: Sequence[Float32], right: Sequence[Float32],
     run_all(pool, lambda place: _add_tile(total, left, right, *place), places)
 
 
-def mirror(total: Float32, scale: np.float32, pool: Executor) -> None:
-    """Scale what ``add_gram`` summed, and copy what is above the diagonal below it."""
-
-    def finish(rows: slice) -> None:
-        total[rows, rows.start :] *= scale
-        total[rows.stop :, rows] = total[rows, rows.stop :].T
-
-    run_all(pool, finish, tiles(len(total)))
-
-
 def _add_tile(total: Float32, left: Sequence[Float32], right: Sequence[Float32], rows: slice, columns: slice) -> None:
     tile = total[rows, columns]
     for one, other in zip(left, right, strict=True):

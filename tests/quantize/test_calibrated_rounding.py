@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantize.algorithms.awq import search_factors
-from quantize.algorithms.gptq import damped, gptq
+from quantize.algorithms.gptq import gptq
 from quantize.algorithms.grid import Grid, decode, encode, range_grid
 from quantize.algorithms.refine import descend, refine
 from quantize.algorithms.scale_search import search_grid
+from quantize.algorithms.symmetric import damped
 from quantize.algorithms.targets import corrected_targets
 from quantize.calibration.gram import Exact, Gram
 from quantize.weight_rule import Int4Settings
@@ -222,13 +223,13 @@ def test_integers_and_scales_that_settle_together_lower_the_output_error(symmetr
 @settings(max_examples=15, deadline=None)
 def test_a_sweep_over_the_columns_never_raises_the_error(seed: int) -> None:
     w, inputs = weights(seed), correlated_inputs(seed, num_tokens=60)
-    hessian = damped(gram_of(inputs), 0.05)
     grid = range_grid(w, GROUP, symmetric=True)
     values, errors = encode(w, grid), []
-    for _ in range(3):
-        change = (decode(values, grid) - w).astype(np.float64)
-        errors.append(float(np.einsum("io,ij,jo->", change, hessian, change, optimize=True)))
-        values = descend(w, values, grid, hessian)
+    with damped(gram_of(inputs), 0.05) as hessian:
+        for _ in range(3):
+            change = (decode(values, grid) - w).astype(np.float64)
+            errors.append(float(np.einsum("io,ij,jo->", change, hessian, change, optimize=True)))
+            values = descend(w, values, grid, hessian)
     assert errors[0] >= errors[1] >= errors[2] * (1 - 1e-6)
 
 
