@@ -15,6 +15,7 @@ from builder.network.decoder import decoder_layer, finish_logits
 from builder.network.weights import WeightSource
 from builder.targets.reference.window_weights import Bfloat16Weights, WindowWeights, multiplies_bfloat16
 from plansmith_errors import QuantizeError
+from quantize import LayerWeights
 
 if TYPE_CHECKING:
     from quantize import Checkpoint
@@ -52,7 +53,7 @@ class DecoderRunner:
         self.head_dim = self._spec.head_dim
         self.max_sequence_length = self._spec.max_positions
         self.vocab_size = self._spec.vocab_size
-        self._halves: Bfloat16Weights | None = None
+        self._precision: Precision = "float32"
         self._head: tuple[int, int, Float32] | None = None  # the rows of the head that were asked for last
 
     @contextmanager
@@ -62,12 +63,11 @@ class DecoderRunner:
 
         before = torch.get_num_threads()
         torch.set_num_threads(1)
-        if precision == "bfloat16":
-            self._halves = Bfloat16Weights()
+        self._precision = precision
         try:
             yield
         finally:
-            self._halves = None
+            self._precision = "float32"
             torch.set_num_threads(before)
 
     @property
@@ -87,13 +87,13 @@ class DecoderRunner:
             embedded *= np.float32(self._spec.embedding_scale)
         return embedded
 
-    def layer_weights(self, layer: int) -> dict[str, Float32]:
-        """By name, float32, writable. Raises BuildError for a wrong shape or a value that is not finite."""
-        if self._halves is not None:
-            self._halves.clear()
+    def layer_weights(self, layer: int) -> LayerWeights:
+        """See LayerRunner. Raises BuildError for a wrong shape or a value that is not finite."""
         prefix = f"model.layers.{layer}."
         shapes = {name: shape for name, shape in self._source.shapes.items() if name.startswith(prefix)}
-        return {name: np.array(self._read(name, len(shape)), np.float32, order="C") for name, shape in shapes.items()}
+        # One at a time: in bfloat16 no layer is ever whole in float32.
+        read = ((name, np.array(self._read(name, len(shape)), np.float32, order="C")) for name, shape in shapes.items())
+        return Bfloat16Weights(read) if self._precision == "bfloat16" else LayerWeights(read)
 
     def run_layer(
         self,
@@ -109,7 +109,7 @@ class DecoderRunner:
         from builder.targets.reference.window_ops import WindowOps
 
         with torch.inference_mode():
-            ops = WindowOps(self._spec, self._tensors(weights), len(hidden), observe, observe_outputs)
+            ops = WindowOps(self._spec, WindowWeights(weights), len(hidden), observe, observe_outputs)
             result: Float32 = decoder_layer(ops, self._spec, layer, torch.from_numpy(hidden)).numpy()
         return result
 
@@ -128,7 +128,7 @@ class DecoderRunner:
         from builder.targets.reference.staged_ops import Staged, StagedOps
         from builder.targets.reference.window_ops import WindowOps
 
-        ops = StagedOps(WindowOps(self._spec, self._tensors(weights), num_tokens, observe), stages)
+        ops = StagedOps(WindowOps(self._spec, WindowWeights(weights), num_tokens, observe), stages)
         hidden = Staged(lambda window: torch.from_numpy(read(window)))
         return decoder_layer(ops, self._spec, layer, hidden).as_array
 
@@ -144,9 +144,6 @@ class DecoderRunner:
             normed = ops.rms_norm(torch.from_numpy(hidden), "norm", self._spec.rms_norm_eps)
             result: Float32 = finish_logits(ops, self._spec, ops.linear(normed, "head")).numpy()
         return result
-
-    def _tensors(self, weights: Mapping[str, Float32]) -> WindowWeights:
-        return WindowWeights(weights, self._halves)
 
     @cached_property
     def _last_norm(self) -> Float32:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quantize.calibration.estimate import CostEstimate
+    from quantize.calibration.layer_weights import LayerWeights
     from quantize.calibration.runner import CalibrationTools, LayerRunner
     from quantize.calibration.settings import CalibrationSettings
     from quantize.calibration.text import calibration_file, text_sha256
@@ -30,6 +31,7 @@ __all__ = [
     "ChoiceRecord",
     "CostEstimate",
     "LayerRunner",
+    "LayerWeights",
     "QuantizeReport",
     "QuantizedTensor",
     "Recipe",
@@ -54,6 +56,7 @@ __all__ = [
 
 _MODULES = {
     "quantize.calibration.estimate": ("CostEstimate",),
+    "quantize.calibration.layer_weights": ("LayerWeights",),
     "quantize.calibration.runner": ("CalibrationTools", "LayerRunner"),
     "quantize.calibration.settings": ("CalibrationSettings",),
     "quantize.calibration.text": ("calibration_file", "text_sha256"),

@@ -24,7 +24,7 @@ Float32 = npt.NDArray[np.float32]
 Values = npt.NDArray[np.uint8]
 
 _BLOCK = 128  # columns whose feedback is added one by one; that of earlier columns is one matrix product
-_OUTPUTS = 4096  # at a time: their errors are kept until the last column is rounded
+_OUTPUTS = 2048  # at a time: their errors are kept until the last column is rounded
 
 
 def gptq(weights: Float32, gram: Float32, settings: Int4Settings, pool: Executor) -> tuple[Values, Grid]:

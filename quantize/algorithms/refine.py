@@ -15,7 +15,7 @@ import numpy.typing as npt
 from quantize.algorithms.block_feedback import descend_block
 from quantize.algorithms.grid import Grid, Values, decode, stored
 from quantize.algorithms.symmetric import damped
-from quantize.tiles import run_all, tiles
+from quantize.tiles import output_tiles, run_all
 from quantize.weight_rule import Int4Settings
 
 Float32 = npt.NDArray[np.float32]
@@ -50,7 +50,7 @@ def refine(
         values[:, outputs], scales[:, outputs] = better, part.scales
 
     with damped(gram, settings.damping, factors):
-        run_all(pool, task, tiles(weights.shape[1]))
+        run_all(pool, task, output_tiles(*weights.shape))
     return values, replace(grid, scales=scales)
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from quantize.algorithms.cholesky import factorized
 from quantize.algorithms.symmetric import damped, mean_diagonal
-from quantize.tiles import run_all, tiles
+from quantize.tiles import output_tiles, run_all
 
 Float32 = npt.NDArray[np.float32]
 
@@ -40,5 +40,5 @@ def corrected_targets(
             factor.solve(change)
             np.add(weights[:, outputs], change, out=missing[:, outputs])
 
-        run_all(pool, correct, tiles(weights.shape[1]))
+        run_all(pool, correct, output_tiles(*weights.shape))
     return missing

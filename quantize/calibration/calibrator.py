@@ -23,9 +23,11 @@ from quantize.calibration.experts import ExpertCoverage
 from quantize.calibration.folding import Folding, input_channels
 from quantize.calibration.gram import Gram
 from quantize.calibration.hidden_states import HiddenStates
-from quantize.calibration.layer_quantizer import Float32, LayerQuantizer
+from quantize.calibration.layer_quantizer import LayerQuantizer
+from quantize.calibration.layer_weights import LayerWeights
 from quantize.calibration.linear_sets import LinearSet, linear_sets
 from quantize.calibration.moments import Moments, check_finite
+from quantize.calibration.products import Products
 from quantize.calibration.ranges import Ranges
 from quantize.calibration.runner import LayerRunner, Observe
 from quantize.calibration.sample import CalibrationSample
@@ -87,7 +89,7 @@ class Calibrator:
         self._rules = {
             tensor.info.name: tensor.int4 for tensor in planned if tensor.int4 is not None and tensor.int4.is_calibrated
         }
-        self._moments = Moments(checkpoint, self._rules, pool)
+        self._moments = Moments(checkpoint, self._rules, Products(pool, precision))
         self._inputs = CalibratedInputs(planned, kv_cache)
         self._runner = runner
         self._precision = precision
@@ -221,7 +223,7 @@ class Calibrator:
         return self._rules[names[0]].method == "awq"
 
     def _smooth(
-        self, linears: LinearSet, prefix: str, weights: dict[str, Float32], ranges: Ranges
+        self, linears: LinearSet, prefix: str, weights: LayerWeights, ranges: Ranges
     ) -> dict[str, PreparedTensor]:
         """Tensors of the set that the recipe smooths."""
         finished: dict[str, PreparedTensor] = {}
@@ -256,7 +258,7 @@ class Calibrator:
         return [] if self._coverage.is_starved(prefix, linears) else self._moments.by_rule(linears, prefix)
 
     def _see_inputs(
-        self, layer: int, prefix: str, sets: Sequence[LinearSet], weights: dict[str, Float32], ranges: Ranges
+        self, layer: int, prefix: str, sets: Sequence[LinearSet], weights: LayerWeights, ranges: Ranges
     ) -> dict[str, Gram]:
         """Of ``sets``, by their first modules; of the whole layer the ``ranges``, and how many tokens experts see."""
         grams = {prefix + linears.modules[0]: self._moments.empty(linears, prefix) for linears in sets}
@@ -267,25 +269,24 @@ class Calibrator:
         return grams
 
     def _observer(self, ranges: Ranges) -> Observe:
-        def observe(name: str, inputs: Float32) -> None:
+        def observe(name: str, inputs: npt.NDArray[np.float32]) -> None:
             with self._observing:
                 ranges.observe(name, inputs)
                 self._coverage.observe(name, inputs)
 
         return observe
 
-    def _folding(
-        self, linears: LinearSet, prefix: str, weights: dict[str, Float32], names: list[str]
-    ) -> Folding | None:
+    def _folding(self, linears: LinearSet, prefix: str, weights: LayerWeights, names: list[str]) -> Folding | None:
         """Factors may go into a norm if all that read it have one rule, and into a linear that is rounded after it."""
         if linears.producer is None:
             return None
         producer = prefix + linears.producer
-        is_norm = weights[f"{producer}.weight"].ndim == 1
+        written, read = (self._checkpoint.info(name).shape for name in (f"{producer}.weight", names[0]))
+        is_norm = len(written) == 1
         is_changed = f"{producer}.weight" in self._rules or self._inputs.is_smoothed(f"{producer}.weight")
         if len(names) < len(linears.modules) or not (is_norm or is_changed):
             return None
         stored = f"{producer}.weight" if is_norm else f"{producer}.bias"
         dtype = self._checkpoint.load_dtype(stored) if stored in weights else np.dtype(np.float32)
-        channels = input_channels(weights[names[0]], weights[f"{producer}.weight"], self._runner.head_dim)
+        channels = input_channels(read[1], written[0], self._runner.head_dim)
         return Folding(weights, producer, channels, dtype, norms_add_one(self._model_type))

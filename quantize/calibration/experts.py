@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy.typing as npt
 
 from quantize.calibration.gram import Exact, Gram
 from quantize.calibration.linear_sets import LinearSet
-from quantize.calibration.products import add_gram
+from quantize.calibration.products import Products
 from quantize.calibration.ranges import Ranges
 from quantize.mixture import Mixture
 from quantize.report import TensorReport
@@ -28,8 +27,8 @@ _NAMED = 3  # in the warning; config.json has them all
 class ExpertGram(Gram):
     """X'X of one of many experts at once. Few inputs are kept as they are, which takes less than their matrix does."""
 
-    def __init__(self, size: int, pool: Executor, *, full: bool = True) -> None:
-        super().__init__(size, pool, full=False)
+    def __init__(self, size: int, products: Products, *, full: bool = True) -> None:
+        super().__init__(size, products, full=False)
         self._size = size
         self._is_full = full
         self._rows: list[Float32] = []
@@ -51,7 +50,7 @@ class ExpertGram(Gram):
     def _multiply(self) -> None:
         self._sum = np.zeros((self._size, self._size), np.float32)
         rows, self._rows = self._rows, []
-        add_gram(self._sum, rows, self._pool)
+        self._products.of(rows).add_gram(self._sum)
 
 
 class ExpertCoverage:

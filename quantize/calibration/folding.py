@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quantize.calibration.layer_weights import LayerWeights
 from quantize.prepared_tensor import PreparedTensor, vector
 
 Float32 = npt.NDArray[np.float32]
@@ -19,7 +20,7 @@ _CLOSE = 0.1  # of a factor; further off, the stored vector has run out of digit
 class Folding:
     """Into a norm, whose weight is divided by the factors, or into the rows and bias of a linear."""
 
-    weights: dict[str, Float32]  # of the layer, by name; changed in place of the producer's
+    weights: LayerWeights  # those of the producer are changed
     producer: str  # module name, in full
     channels: npt.NDArray[np.int64]  # [in]: the producer's channel that each input column is; several may share one
     dtype: np.dtype[Any]  # of the producer's vectors, as they are stored
@@ -75,12 +76,11 @@ def _scaling(values: npt.NDArray[Any], adds_one: bool) -> npt.NDArray[Any]:
     return values + 1 if adds_one else values
 
 
-def input_channels(linear: Float32, producer: Float32, head_dim: int) -> npt.NDArray[np.int64]:
-    """The producer's channel that each input column of ``linear`` [out, in] is, [in].
+def input_channels(columns: int, channels: int, head_dim: int) -> npt.NDArray[np.int64]:
+    """Which of so many ``channels`` of the producer each of so many input ``columns`` of a linear is, [in].
 
     In grouped-query attention several query heads read one value head, which v_proj writes for o_proj.
     """
-    columns, channels = linear.shape[1], len(producer)
     if columns == channels:
         return np.arange(columns)
     value_heads = np.arange(channels).reshape(-1, 1, head_dim)

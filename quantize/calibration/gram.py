@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from quantize.algorithms.symmetric import mirror
-from quantize.calibration.products import add_cross, add_gram
-from quantize.tiles import run_all, tiles
+from quantize.calibration.products import Products
+from quantize.tiles import output_tiles, run_all
 
 Float32 = npt.NDArray[np.float32]
 
@@ -31,9 +30,9 @@ class Gram:
     the number of tokens was. ``full`` False keeps the diagonal alone. Once a result was asked for, nothing is added.
     """
 
-    def __init__(self, size: int, pool: Executor, *, full: bool = True) -> None:
+    def __init__(self, size: int, products: Products, *, full: bool = True) -> None:
         self.num_tokens = 0
-        self._pool = pool
+        self._products, self._pool = products, products.pool
         self._squares = np.zeros(0 if full else size, np.float64)
         # float32: at 14336 columns this is 0.8 GB, and its rounding is far below the damping of GPTQ.
         self._sum: Float32 | None = np.zeros((size, size), np.float32) if full else None
@@ -47,17 +46,17 @@ class Gram:
         if self._sum is None:
             self._squares += sum(self._pool.map(_squares, inputs))
             return
-        add_gram(self._sum, inputs, self._pool)
+        factors = self._products.of(inputs)
+        factors.add_gram(self._sum)
+        size = len(self._sum)
         if exact is not None and exact.outputs:
-            self._of_outputs = self._add_cross(self._of_outputs, inputs, exact.outputs)
+            if self._of_outputs is None:
+                self._of_outputs = np.zeros((size, exact.outputs[0].shape[1]), np.float32)
+            factors.add_cross(self._of_outputs, self._products.of(exact.outputs))
         elif exact is not None:
-            self._of_inputs = self._add_cross(self._of_inputs, exact.inputs, inputs)
-
-    def _add_cross(self, total: Float32 | None, left: Sequence[Float32], right: Sequence[Float32]) -> Float32:
-        if total is None:
-            total = np.zeros((left[0].shape[1], right[0].shape[1]), np.float32)
-        add_cross(total, left, right, self._pool)
-        return total
+            if self._of_inputs is None:
+                self._of_inputs = np.zeros((size, size), np.float32)
+            self._products.of(exact.inputs).add_cross(self._of_inputs, factors)
 
     @property
     def mean_square(self) -> Float32:
@@ -89,13 +88,15 @@ class Gram:
                 lacking[:, part] *= self._scale
                 lacking[:, part] -= matrix @ weights[:, part]
 
-            run_all(self._pool, subtract, tiles(weights.shape[1]))
+            run_all(self._pool, subtract, output_tiles(*weights.shape))
             return lacking
         found = np.empty_like(weights)
         drift = self._drift(matrix, factors)
         if drift is None:
             return None
-        run_all(self._pool, lambda part: np.copyto(found[:, part], drift.T @ weights[:, part]), tiles(weights.shape[1]))
+        run_all(
+            self._pool, lambda part: np.copyto(found[:, part], drift.T @ weights[:, part]), output_tiles(*weights.shape)
+        )
         return found
 
     def _drift(self, matrix: Float32, factors: Float32 | None) -> Float32 | None:

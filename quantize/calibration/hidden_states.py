@@ -41,11 +41,15 @@ class HiddenStates:
         self._array: Float32 | None = None
         self._current = self._next = -1
         self._sync: Future[None] | None = None
-        if int(np.prod(shape)) * 4 <= max_bytes:
+        if self.nbytes <= max_bytes:
             self._array = np.empty(shape, np.float32)
         else:
             with tempfile.TemporaryFile(dir=directory) as file:
                 self._current = os.dup(file.fileno())
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape)) * 4
 
     @property
     def on_disk(self) -> bool:

@@ -18,6 +18,7 @@ from quantize.algorithms.scale_search import search_grid
 from quantize.algorithms.targets import corrected_targets
 from quantize.calibration.folding import Folding
 from quantize.calibration.gram import Gram
+from quantize.calibration.layer_weights import LayerWeights
 from quantize.calibration.rounded_linear import RoundedLinear
 from quantize.prepared_tensor import PreparedTensor
 from quantize.tiles import run_all, tiles
@@ -28,9 +29,9 @@ Float32 = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class LayerQuantizer:
-    """``weights`` of the layer, by name, are replaced by what a reader of the checkpoint will see."""
+    """``weights`` of the layer are replaced by what a reader of the checkpoint will see."""
 
-    weights: dict[str, Float32]
+    weights: LayerWeights
     rules: Mapping[str, Int4Settings]  # of the calibrated linears, by name
     pool: Executor
     _factors: dict[str, Float32] = field(default_factory=dict)  # AWQ's, by the name of the weight
@@ -57,20 +58,22 @@ class LayerQuantizer:
         values, grid = self._round(targets, moments, settings, factors)
         prepared, begin = {}, 0
         for name in names:
-            end = begin + len(self.weights[name])
+            own = self.weights[name]
+            end = begin + len(own)
             rounded = RoundedLinear(targets[:, begin:end], values[:, begin:end], grid.columns(begin, end))
-            prepared[name], self.weights[name] = rounded.finish(self.weights[name], moments, settings, self.pool)
+            prepared[name] = rounded.finish(own, moments, settings, self.pool)
+            self.weights.settle(name, own)
             begin = end
         return prepared
 
     def _side_by_side(self, names: Sequence[str]) -> Float32:
         """[in, out] of all, rows contiguous."""
-        ends = np.cumsum([len(self.weights[name]) for name in names])
-        weights = np.empty((self.weights[names[0]].shape[1], ends[-1]), np.float32)
-        for name, end in zip(names, ends, strict=True):
-            own = self.weights[name].T
-            target = weights[:, end - own.shape[1] : end]
-            run_all(self.pool, partial(_copy, own, target), tiles(len(own)))
+        shapes = [self.weights.shape(name) for name in names]
+        weights, begin = np.empty((shapes[0][1], sum(rows for rows, _ in shapes)), np.float32), 0
+        for name, (rows, _) in zip(names, shapes, strict=True):
+            target = weights[:, begin : begin + rows]
+            run_all(self.pool, partial(_copy, self.weights[name].T, target), tiles(len(target)))
+            begin += rows
         return weights
 
     def _round(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,11 +11,12 @@ from plansmith_errors import QuantizeError
 from quantize.calibration.experts import ExpertGram
 from quantize.calibration.gram import Exact, Gram
 from quantize.calibration.linear_sets import LinearSet
+from quantize.calibration.products import Products
 from quantize.calibration.shelf import Shelved
 from quantize.checkpoint import Checkpoint
 from quantize.weight_rule import Int4Settings
 
-_AT_A_TIME = 8  # windows whose inputs are added at once: they may come from a file
+_AT_A_TIME = 4  # windows whose inputs are added at once: they may come from a file
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Moments:
 
     checkpoint: Checkpoint
     rules: Mapping[str, Int4Settings]  # of the calibrated linears, by the names of their weights
-    pool: Executor
+    products: Products
 
     def by_rule(self, linears: LinearSet, prefix: str) -> list[list[str]]:
         """Names of the calibrated linears of a set, those of one rule together."""
@@ -81,7 +81,7 @@ class Moments:
 
     def _gram(self, module: str, rules: Sequence[Sequence[str]], kind: type[Gram]) -> Gram:
         columns = self.checkpoint.info(f"{module}.weight").shape[1]
-        return kind(columns, self.pool, full=any(self.rules[names[0]].method != "importance" for names in rules))
+        return kind(columns, self.products, full=any(self.rules[names[0]].method != "importance" for names in rules))
 
 
 def check_finite(module: str, gram: Gram) -> None:

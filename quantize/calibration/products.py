@@ -7,31 +7,82 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from itertools import product
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from quantize.calibration.settings import Precision
+from quantize.native.products import PANEL, native_products
 from quantize.tiles import run_all, tiles
 
 Float32 = npt.NDArray[np.float32]
+F = TypeVar("F")
 
 
-def add_gram(total: Float32, parts: Sequence[Float32], pool: Executor) -> None:
-    """Add X'X of all ``parts`` X [num_tokens, in] to the tiles of ``total`` [in, in] on and above the diagonal."""
-    places = [(rows, columns) for rows, columns in product(tiles(len(total)), repeat=2) if columns.start >= rows.start]
-    # Those of the diagonal, where NumPy computes one half only, come last and fill what the others leave.
-    places.sort(key=lambda place: place[0] == place[1])
-    run_all(pool, lambda place: _add_tile(total, parts, parts, *place), places)
+class Arithmetic(Protocol[F]):
+    """How a tile is computed, from factors as it wants them."""
+
+    def pack(self, values: Float32) -> F: ...
+
+    def add(self, total: Float32, left: F, right: F, rows: slice, columns: slice, *, upper: bool) -> None: ...
 
 
-def add_cross(total: Float32, left: Sequence[Float32], right: Sequence[Float32], pool: Executor) -> None:
-    """Add Y'X of all ``left`` Y [num_tokens, out] and ``right`` X [num_tokens, in] to ``total`` [out, in]."""
-    places = product(tiles(total.shape[0]), tiles(total.shape[1]))
-    run_all(pool, lambda place: _add_tile(total, left, right, *place), places)
+class Float32Arithmetic:
+    """With NumPy."""
+
+    def pack(self, values: Float32) -> Float32:
+        return values
+
+    def add(self, total: Float32, left: Float32, right: Float32, rows: slice, columns: slice, *, upper: bool) -> None:
+        """NumPy itself sees that both factors of a tile on the diagonal are one, and computes a half."""
+        total[rows, columns] += left[:, rows].T @ right[:, columns]
 
 
-def _add_tile(total: Float32, left: Sequence[Float32], right: Sequence[Float32], rows: slice, columns: slice) -> None:
-    tile = total[rows, columns]
-    for one, other in zip(left, right, strict=True):
-        tile += one[:, rows].T @ other[:, columns]
+@dataclass(frozen=True)
+class Products:
+    """Sums of X'Y over parts X [num_tokens, in] and Y [num_tokens, out]: float32, of factors in ``precision``.
+
+    bfloat16 counts where the native kernels have it: there linears round their inputs to it as well.
+    """
+
+    pool: Executor
+    precision: Precision = "float32"
+
+    def of(self, parts: Sequence[Float32]) -> Factors[Any]:
+        """Factors of any number of products."""
+        kernels = native_products() if self.precision == "bfloat16" else None
+        arithmetic: Arithmetic[Any] = Float32Arithmetic() if kernels is None else kernels
+        return Factors(self.pool, arithmetic, list(self.pool.map(arithmetic.pack, parts)))
+
+
+@dataclass(frozen=True)
+class Factors(Generic[F]):
+    """What ``Products.of`` made of parts."""
+
+    pool: Executor
+    arithmetic: Arithmetic[F]
+    parts: Sequence[F]
+
+    def add_gram(self, total: Float32) -> None:
+        """Add X'X of all parts X to the tiles of ``total`` [in, in] on and above the diagonal."""
+        places = [place for place in product(_tiles(len(total)), repeat=2) if place[1].start >= place[0].start]
+        # Those of the diagonal, of which one half is computed, come last and fill what the others leave.
+        places.sort(key=lambda place: place[0] == place[1])
+        run_all(self.pool, lambda place: self._add(total, self, *place, upper=place[0] == place[1]), places)
+
+    def add_cross(self, total: Float32, right: Factors[F]) -> None:
+        """Add X'Y of all parts X, and Y of ``right``, to ``total`` [in, out]."""
+        places = list(product(_tiles(total.shape[0]), _tiles(total.shape[1])))
+        run_all(self.pool, lambda place: self._add(total, right, *place), places)
+
+    def _add(self, total: Float32, right: Factors[F], rows: slice, columns: slice, *, upper: bool = False) -> None:
+        for one, other in zip(self.parts, right.parts, strict=True):
+            self.arithmetic.add(total, one, other, rows, columns, upper=upper)
+
+
+def _tiles(size: int) -> list[slice]:
+    """Whole panels, but for the last."""
+    return [slice(part.start * PANEL, min(part.stop * PANEL, size)) for part in tiles(-(-size // PANEL), 512 // PANEL)]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from quantize.algorithms.grid import Grid, Values, decode
 from quantize.packing import pack_uint4
 from quantize.prepared_tensor import PreparedTensor
-from quantize.tiles import tiles
+from quantize.tiles import output_tiles
 from quantize.weight_rule import Int4Settings
 
 Float32 = npt.NDArray[np.float32]
@@ -26,29 +26,27 @@ class RoundedLinear:
     values: Values  # [in, out]
     grid: Grid
 
-    def finish(
-        self, weights: Float32, moments: Float32, settings: Int4Settings, pool: Executor
-    ) -> tuple[PreparedTensor, Float32]:
-        """``weights`` [out, in] are those before; also returns what they are now, [out, in].
+    def finish(self, weights: Float32, moments: Float32, settings: Int4Settings, pool: Executor) -> PreparedTensor:
+        """``weights`` [out, in], those before, become what readers see.
 
         ``moments``: E[x x'] [in, in]; with E[x^2], [in], no error of the outputs is known.
         """
-        new, gram = np.empty_like(weights), moments if moments.ndim == 2 else None
-        sums = pool.map(lambda part: self._decode(part, weights, new, gram), tiles(len(weights)))
+        gram = moments if moments.ndim == 2 else None
+        sums = pool.map(lambda part: self._decode(part, weights, gram), output_tiles(*weights.T.shape))
         norm, error, output_norm, output_error = np.sum(list(sums), axis=0).tolist()
         arrays = [pack_uint4(np.ascontiguousarray(self.values.T)), self.grid.scales.T.astype(self.grid.dtype)]
         if not settings.symmetric:
             arrays.append(np.ascontiguousarray(self.grid.zeros.T).astype(np.uint8))
         relative = sqrt(max(output_error, 0.0) / output_norm) if output_norm > 0 else 0.0
-        return PreparedTensor(tuple(arrays), norm, error, None if gram is None else relative), new
+        return PreparedTensor(tuple(arrays), norm, error, None if gram is None else relative)
 
-    def _decode(
-        self, outputs: slice, weights: Float32, new: Float32, gram: Float32 | None
-    ) -> tuple[float, float, float, float]:
+    def _decode(self, outputs: slice, weights: Float32, gram: Float32 | None) -> tuple[float, float, float, float]:
         """Squared norm and error of the weights; of the outputs the same, through their Gram matrix."""
         decoded = decode(self.values[:, outputs], self.grid.columns(outputs.start, outputs.stop))
-        new[outputs] = decoded.T
-        norm, error = _squared(weights[outputs]), _squared(new[outputs] - weights[outputs])
+        norm = _squared(weights[outputs])
+        weights[outputs] -= decoded.T
+        error = _squared(weights[outputs])
+        weights[outputs] = decoded.T
         if gram is None:
             return norm, error, 0.0, 0.0
         wanted = self.targets[:, outputs]

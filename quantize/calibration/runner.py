@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.calibration.estimate import CostEstimate
+from quantize.calibration.layer_weights import LayerWeights
 from quantize.calibration.settings import CalibrationSettings, Precision
 from quantize.calibration.stages import ByWindow, Stages
 from quantize.checkpoint import Checkpoint
@@ -47,8 +48,8 @@ class LayerRunner(Protocol):
         """[num_tokens] to [num_tokens, hidden_size]."""
         ...
 
-    def layer_weights(self, layer: int) -> dict[str, Float32]:
-        """Norms, linears and biases of a layer by their names in the checkpoint, shapes checked."""
+    def layer_weights(self, layer: int) -> LayerWeights:
+        """Norms, linears and biases of a layer in float32, shapes checked; held for products of the ``precision``."""
         ...
 
     def run_layer(

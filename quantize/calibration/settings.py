@@ -38,5 +38,7 @@ class CalibrationSettings(BaseModel):
         default=None, gt=0, description="refuse to start when the estimate is above this; default: no limit"
     )
     max_activation_gb: float = Field(
-        default=1.0, ge=0, description="activations between layers above this go to a file beside the output"
+        default=0.25,
+        ge=0,
+        description="activations between and within layers above this go to a file beside the output",
     )

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.calibration.folding import Folding
+from quantize.calibration.layer_weights import LayerWeights
 from quantize.chunk_rounding import round_chunk
 from quantize.plan import PlannedTensor
 from quantize.prepared_tensor import PreparedTensor
@@ -32,7 +33,7 @@ def smoothing_factors(weights: Sequence[Float32], largest_inputs: Float32, alpha
 
 
 def smooth(
-    tensors: Sequence[PlannedTensor], weights: dict[str, Float32], largest_inputs: Float32, folding: Folding
+    tensors: Sequence[PlannedTensor], weights: LayerWeights, largest_inputs: Float32, folding: Folding
 ) -> dict[str, PreparedTensor]:
     """Smooth and round linears that share an input; the factors go where ``folding`` says, in ``weights`` as well."""
     names = [tensor.info.name for tensor in tensors]
@@ -43,7 +44,7 @@ def smooth(
 
 
 def smooth_beside(
-    tensors: Sequence[PlannedTensor], weights: dict[str, Float32], largest_inputs: Float32
+    tensors: Sequence[PlannedTensor], weights: LayerWeights, largest_inputs: Float32
 ) -> tuple[dict[str, PreparedTensor], Float32]:
     """The same with the factors left beside the weights; also returns what the inputs are multiplied with, [in]."""
     factors = smoothing_factors([weights[tensor.info.name] for tensor in tensors], largest_inputs, _alpha(tensors[0]))
@@ -52,7 +53,7 @@ def smooth_beside(
 
 
 def round_with(
-    tensors: Sequence[PlannedTensor], weights: dict[str, Float32], factors: Float32, multiplier: Float32
+    tensors: Sequence[PlannedTensor], weights: LayerWeights, factors: Float32, multiplier: Float32
 ) -> dict[str, PreparedTensor]:
     """Round ``weights`` times ``factors`` [in]; the inputs are to be multiplied with ``multiplier`` [in].
 

@@ -77,10 +77,12 @@ class Calibration:
 
     def start(self, directory: Path, pool: Executor, journal: Journal | None = None) -> Calibrator:
         """``directory`` takes the files of activations, if they are many or kept."""
+        share = self._max_bytes / 2 / len(self._streams)  # of each run between layers; within one, what these leave
         hidden, *exact = (
-            HiddenStates(self._hidden_shape, self._max_bytes, directory, keep=self._keep, name=name, pool=pool)
+            HiddenStates(self._hidden_shape, share, directory, keep=self._keep, name=name, pool=pool)
             for name in self._streams
         )
+        held = sum(stream.nbytes for stream in (hidden, *exact) if not stream.on_disk)
         return Calibrator(
             self._checkpoint,
             self._planned,
@@ -90,7 +92,7 @@ class Calibration:
             pool,
             self._kv_cache,
             self.coverage,
-            Shelf(self._max_bytes, directory),
+            Shelf(self._max_bytes - held, directory),
             self._precision,
             journal,
             *exact,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-_VERSION = 2  # of the functions' arguments; a library of another one was left by another version of Plansmith
+_VERSION = 3  # of the functions' arguments; a library of another one was left by another version of Plansmith
 SWITCH = "PLANSMITH_NATIVE"  # 0 in the environment: never use them
 _POINTER, _SIZE, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_float
 _SOURCE = (_POINTER, _INT, _SIZE, _SIZE)  # first value, its type, rows, columns
@@ -28,6 +28,9 @@ _ARGUMENTS = {
     "round_block": (*_SHAPE, *_MATRIX * 5, _POINTER, *_MATRIX * 2),
     "descend_block": (*_SHAPE, *_MATRIX * 6, _POINTER, *_MATRIX),
     "search_scales": (*_SHAPE, *_MATRIX, _POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _INT, _POINTER),
+    "multiplies_bfloat16": (),
+    "pack_tokens": (*_SHAPE, *_MATRIX, _POINTER),
+    "add_products": (_SIZE, _POINTER, _POINTER, *(_SIZE,) * 4, _INT, *_MATRIX, *_SHAPE),
     "step_errors": (*_SHAPE, *_MATRIX, _POINTER, _POINTER, _POINTER),
 }
 

@@ -10,10 +10,11 @@
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
+#define EXPORT_PLAIN __attribute__((visibility("default")))
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
 #define EXPORT __attribute__((visibility("default"), target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
 #else
-#define EXPORT __attribute__((visibility("default")))
+#define EXPORT EXPORT_PLAIN
 #endif
 
 enum { OK = -1, DOES_NOT_FIT = -2, OUT_OF_MEMORY = -3 }; /* besides the number of a row */

@@ -18,9 +18,11 @@ from quantize.algorithms.scale_search import search_grid
 from quantize.algorithms.symmetric import damped
 from quantize.algorithms.targets import corrected_targets
 from quantize.calibration.gram import Exact, Gram
+from quantize.calibration.products import Products
 from quantize.weight_rule import Int4Settings
 
 POOL = ThreadPoolExecutor(2)
+PRODUCTS = Products(POOL)
 IN, OUT, GROUP = 128, 48, 32
 
 
@@ -51,7 +53,7 @@ def gram_of(inputs: np.ndarray) -> np.ndarray:
 @settings(max_examples=20, deadline=None)
 def test_a_gram_matrix_is_that_of_all_inputs_together(sizes: list[int], seed: int) -> None:
     inputs = np.random.default_rng(seed).normal(size=(sum(sizes), 7)).astype(np.float32)
-    gram, diagonal = Gram(7, POOL), Gram(7, POOL, full=False)
+    gram, diagonal = Gram(7, PRODUCTS), Gram(7, PRODUCTS, full=False)
     for part in np.split(inputs, np.cumsum(sizes)[:-1]):
         gram.add([part])
         diagonal.add([part])
@@ -180,7 +182,7 @@ def test_drifted_inputs_are_made_good(by: str) -> None:
     """The unquantized model has ``exact`` inputs, its quantized copy others: the target brings back its outputs."""
     w, exact = weights(), correlated_inputs(num_tokens=4000)
     inputs = exact + 0.2 * exact @ np.random.default_rng(5).normal(0, IN**-0.5, (IN, IN)).astype(np.float32)
-    gram = Gram(IN, POOL)
+    gram = Gram(IN, PRODUCTS)
     for begin in range(0, 4000, 1000):
         rows = slice(begin, begin + 1000)
         gram.add([inputs[rows]], Exact(inputs=[exact[rows]]) if by == "inputs" else Exact(outputs=[exact[rows] @ w]))
@@ -203,7 +205,7 @@ def test_without_drift_or_inputs_the_target_is_the_weights() -> None:
     w, gram = weights(), gram_of(correlated_inputs())
     np.testing.assert_array_equal(corrected_targets(w, gram, np.zeros_like(w), POOL), w)
     np.testing.assert_array_equal(corrected_targets(w, np.zeros_like(gram), np.zeros_like(w), POOL), w)
-    assert Gram(IN, POOL).missing(w) is None
+    assert Gram(IN, PRODUCTS).missing(w) is None
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -248,7 +250,7 @@ def test_factors_change_nothing_about_the_target() -> None:
     w, exact = weights(), correlated_inputs(num_tokens=1000)
     inputs = exact + np.random.default_rng(6).normal(0, 0.3, exact.shape).astype(np.float32)
     factors = np.exp(np.random.default_rng(7).normal(0, 1, IN)).astype(np.float32)
-    plain, scaled = Gram(IN, POOL), Gram(IN, POOL)
+    plain, scaled = Gram(IN, PRODUCTS), Gram(IN, PRODUCTS)
     plain.add([inputs], Exact(inputs=[exact]))
     scaled.add([inputs / factors], Exact(inputs=[exact]))
     w_scaled = w * factors[:, None]

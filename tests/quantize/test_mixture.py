@@ -19,6 +19,7 @@ from quantize.architectures import fused_set, role_of
 from quantize.calibration.estimate import LayerShape, estimate_cost
 from quantize.calibration.experts import ExpertGram
 from quantize.calibration.gram import Gram
+from quantize.calibration.products import Products
 from quantize.checkpoint import TensorInfo
 from quantize.export import ExportOptions, export_checkpoint
 from quantize.lint import lint_checkpoint
@@ -28,6 +29,7 @@ from quantize.recipe import Recipe
 from quantize.safetensors_checkpoint import SafetensorsCheckpoint
 
 POOL = ThreadPoolExecutor(2)
+PRODUCTS = Products(POOL)
 
 FAMILIES = ("mixtral", "qwen3_moe")
 NAMES = {  # of the last layer: router, and gate, up and down of expert 1
@@ -208,7 +210,7 @@ def test_rotations_are_for_dense_models(tmp_path: Path) -> None:
 @settings(max_examples=25, deadline=None)
 def test_an_experts_gram_matrix_is_that_of_its_tokens(sizes: list[int], seed: int) -> None:
     inputs = np.random.default_rng(seed).normal(size=(sum(sizes), 9)).astype(np.float32)
-    expert, plain = ExpertGram(9, POOL), Gram(9, POOL)
+    expert, plain = ExpertGram(9, PRODUCTS), Gram(9, PRODUCTS)
     for part in np.split(inputs, np.cumsum(sizes)[:-1]) if sizes else ():
         expert.add([part])
         plain.add([part])
@@ -216,7 +218,7 @@ def test_an_experts_gram_matrix_is_that_of_its_tokens(sizes: list[int], seed: in
     np.testing.assert_allclose(expert.mean_square, plain.mean_square, rtol=1e-5)
     assert expert.num_tokens == plain.num_tokens
     with pytest.raises(ValueError, match="diagonal"):
-        ExpertGram(9, POOL, full=False).matrix()
+        ExpertGram(9, PRODUCTS, full=False).matrix()
 
 
 def test_the_cost_counts_active_experts_for_the_work_and_all_of_them_for_the_memory() -> None:

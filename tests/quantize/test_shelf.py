@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quantize.calibration.products import add_cross, add_gram, mirror
+from quantize.algorithms.symmetric import mirror
+from quantize.calibration.products import Products
 from quantize.calibration.shelf import Shelf
 from quantize.tiles import run_all, tiles
 
@@ -41,9 +42,10 @@ def test_products_in_tiles_do_not_depend_on_the_threads() -> None:
     for threads in (1, 3):
         with ThreadPoolExecutor(threads) as pool:
             gram, cross = np.zeros((700, 700), np.float32), np.zeros((700, 5), np.float32)
-            add_gram(gram, parts, pool)
-            mirror(gram, np.float32(0.5), pool)
-            add_cross(cross, parts, [part[:, :5] for part in parts], pool)
+            products = Products(pool)
+            products.of(parts).add_gram(gram)
+            mirror(gram, pool, np.float32(0.5))
+            products.of(parts).add_cross(cross, products.of([part[:, :5] for part in parts]))
             results.append((gram, cross))
     whole = np.concatenate(parts)
     np.testing.assert_allclose(results[0][0], whole.T @ whole / 2, rtol=1e-3, atol=1e-3)

@@ -1,13 +1,15 @@
-"""The weights of a layer as calibration has them at the moment, and as linears multiply them."""
+"""The weights of a layer in calibration, as torch multiplies them."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+from quantize import LayerWeights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,47 +27,103 @@ def multiplies_bfloat16() -> bool:
     return any(found.get(name, False) for name in _CAPABILITIES)
 
 
-class Bfloat16Weights:
-    """Copies of the weights of one layer, made when they are first multiplied with."""
+class Bfloat16Weights(LayerWeights):
+    """A layer whose linears multiply bfloat16: matrices are held in the smallest type that has all their digits.
 
-    def __init__(self) -> None:
+    A float32 array of one is made each time that it is asked for.
+    """
+
+    def __init__(self, weights: Iterable[tuple[str, Float32]]) -> None:
+        super().__init__(())
+        self._matrices: dict[str, Tensor] = {}
+        self._halves: dict[str, Tensor] = {}  # of matrices that are held in other types
         self._lock = threading.Lock()
-        self._copies: dict[str, tuple[Float32, Tensor]] = {}
+        self.update(weights)
 
-    def copy_of(self, name: str, values: Float32) -> Tensor:
-        """Of ``values``, which is another array once the weight was rounded."""
+    def bfloat16(self, name: str) -> Tensor:
+        """[out, in], made at its first use where it is not held so. Any thread may ask."""
         import torch
 
         with self._lock:
-            copied = self._copies.get(name)
-            if copied is None or copied[0] is not values:
-                copied = self._copies[name] = values, torch.from_numpy(values).bfloat16()
-        return copied[1]
+            matrix = self._matrices[name]
+            if matrix.dtype == torch.bfloat16:
+                return matrix
+            if name not in self._halves:
+                self._halves[name] = matrix.bfloat16()
+            return self._halves[name]
 
-    def clear(self) -> None:
+    def forget_copies(self) -> None:
         """Those that are multiplied with again are made again."""
         with self._lock:
-            self._copies.clear()
+            self._halves.clear()
+
+    def settle(self, name: str, values: Float32) -> None:
+        """See LayerWeights."""
+        import torch
+
+        with self._lock:
+            self._matrices[name] = torch.from_numpy(values).bfloat16()
+            self._halves.pop(name, None)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See LayerWeights."""
+        return tuple(self._matrices[name].shape) if name in self._matrices else super().shape(name)
+
+    def __getitem__(self, name: str) -> Float32:
+        if name not in self._matrices:
+            return super().__getitem__(name)
+        values: Float32 = self._matrices[name].float().numpy()
+        return values
+
+    def __setitem__(self, name: str, values: Float32) -> None:
+        if values.ndim == 1:
+            super().__setitem__(name, values)
+            return
+        with self._lock:
+            self._matrices[name] = _compact(values)
+            self._halves.pop(name, None)
+
+    def __delitem__(self, name: str) -> None:
+        if self._matrices.pop(name, None) is None:
+            super().__delitem__(name)
+        self._halves.pop(name, None)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from super().__iter__()
+        yield from self._matrices
+
+    def __len__(self) -> int:
+        return super().__len__() + len(self._matrices)
+
+
+def _compact(values: Float32) -> Tensor:
+    import torch
+
+    whole = torch.from_numpy(values)
+    for dtype in (torch.bfloat16, torch.float16):
+        if all(torch.equal(part.to(dtype).float(), part) for part in whole.split(256)):
+            return whole.to(dtype)
+    return whole
 
 
 class WindowWeights(Mapping[str, "Tensor"]):
-    """By name, as torch has them, without a copy; ``halves`` None: linears multiply these, too."""
+    """By name, as torch has them, without a copy of those that are float32."""
 
-    def __init__(self, weights: Mapping[str, Float32], halves: Bfloat16Weights | None = None) -> None:
+    def __init__(self, weights: Mapping[str, Float32]) -> None:
         self._weights = weights
-        self._halves = halves
 
     def multiply(self, x: Tensor, name: str) -> Tensor:
         """``x`` [num_tokens, in] times the weight [out, in]: float32 [num_tokens, out]."""
         from torch.nn import functional
 
-        if self._halves is None:
-            return functional.linear(x, self[name])
-        return functional.linear(x.bfloat16(), self._halves.copy_of(name, self._weights[name])).float()
+        if isinstance(self._weights, Bfloat16Weights):
+            return functional.linear(x.bfloat16(), self._weights.bfloat16(name)).float()
+        return functional.linear(x, self[name])
 
     def forget_copies(self) -> None:
-        if self._halves is not None:
-            self._halves.clear()
+        """Of weights; those that are multiplied with again are made again."""
+        if isinstance(self._weights, Bfloat16Weights):
+            self._weights.forget_copies()
 
     def __getitem__(self, name: str) -> Tensor:
         import torch
