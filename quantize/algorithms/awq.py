@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.algorithms.grid import decode, encode, range_grid
+from quantize.algorithms.symmetric import quadratic
 from quantize.tiles import tiles
 from quantize.weight_rule import Int4Settings
 
@@ -57,4 +58,4 @@ def _output_error(weights: Float32, gram: Float32, factors: Float32, settings: I
     change = decode(encode(scaled, grid), grid)
     change /= factors[:, None]
     change -= weights
-    return float(np.vdot(gram @ change, change))
+    return quadratic(gram, change)

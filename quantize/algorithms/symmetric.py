@@ -13,6 +13,8 @@ from quantize.tiles import run_all, tiles
 
 Float32 = npt.NDArray[np.float32]
 
+_BLOCK = 128
+
 
 def mirror(matrix: Float32, pool: Executor, scale: float | np.float32 = 1.0) -> None:
     """What is above the diagonal, and the diagonal, times ``scale``; the half below it becomes their image."""
@@ -25,6 +27,16 @@ def mirror(matrix: Float32, pool: Executor, scale: float | np.float32 = 1.0) -> 
         matrix[rows.stop :, rows] = matrix[rows, rows.stop :].T
 
     run_all(pool, finish, tiles(len(matrix)))
+
+
+def quadratic(matrix: Float32, vectors: Float32) -> float:
+    """tr(X'GX) of G [n, n] and X [n, m]: half of the products, as those on both sides of the diagonal are equal."""
+    total = 0.0
+    for rows in tiles(len(matrix), _BLOCK):
+        own = vectors[rows]
+        total += float(np.vdot(matrix[rows, rows] @ own, own))
+        total += 2 * float(np.vdot(matrix[rows, rows.stop :] @ vectors[rows.stop :], own))
+    return total
 
 
 def mean_diagonal(gram: Float32, factors: Float32 | None = None) -> np.float32:

@@ -202,7 +202,8 @@ class Calibrator:
         ranges = self._inputs.smoothed_ranges(prefix)
         scaled = [linears for linears in sets if any(map(self._is_scaled, self._moments.by_rule(linears, prefix)))]
         grams: dict[str, Gram] = {}
-        if ranges or (self._coverage.is_counting and any(self._moments.by_rule(linears, prefix) for linears in sets)):
+        is_counting = self._coverage.is_counting and any(self._moments.by_rule(linears, prefix) for linears in sets)
+        if ranges or is_counting or (scaled and not self._streams.has_exact):
             grams = self._see_inputs(layer, prefix, scaled, quantizer.weights, ranges)
         finished: dict[str, PreparedTensor] = {}
         for linears in sets:

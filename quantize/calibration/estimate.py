@@ -38,6 +38,7 @@ class LayerShape:
     rows_and_columns: tuple[tuple[int, int], ...]
     method: Method
     shares: tuple[float, ...] = ()  # of the tokens that each of them sees, of experts on average; empty: all see all
+    compensates_drift: bool = True
 
     @property
     def num_weights(self) -> int:
@@ -51,7 +52,12 @@ class LayerShape:
     @property
     def is_corrected(self) -> bool:
         """Whether drift from the unquantized model's inputs is measured and made good."""
-        return self.method in ("awq", "gptq")
+        return self.compensates_drift and self.method in ("awq", "gptq")
+
+    @property
+    def is_seen_before(self) -> bool:
+        """Whether it runs once more with weights that are not rounded: to count experts, or for AWQ's factors."""
+        return bool(self.shares and min(self.shares) < 1) or (self.method == "awq" and not self.compensates_drift)
 
     def search_flops(self) -> float:
         products = {"awq": _AWQ_PRODUCTS, "gptq": _GPTQ_PRODUCTS}.get(self.method, 0)
@@ -62,19 +68,26 @@ class LayerShape:
         if self.method == "importance":
             return 0.0
         halves = 2 if self.method == "awq" else 1  # of symmetric products: its factors', the rounding's
+        compared = 2.0 if self.is_corrected else 0.0
         return sum(
-            num_tokens * share * columns * (halves * columns + 2.0 * min(rows, columns))  # and with what is exact
+            num_tokens * share * columns * (halves * columns + compared * min(rows, columns))  # and with what is exact
             for (rows, columns), share in self._with_shares()
         )
 
-    def gram_bytes(self, num_tokens: int) -> float:
-        """Of an expert with few tokens these are kept instead (ExpertGram); with the drift, and that in use."""
-        if self.method == "importance":
-            return 0.0
-        return sum(
-            12.0 * columns * (columns if share == 1.0 else min(columns, num_tokens * share))
-            for (_, columns), share in self._with_shares()
-        )
+    def rounding_bytes(self, num_tokens: int) -> float:
+        """Of one set of linears at a time: moments, what these are compared with, weights twice, and values.
+
+        The moments of all experts at once; of one with few tokens these are kept instead (ExpertGram).
+        """
+        one, experts = 0.0, 0.0
+        for (rows, columns), share in self._with_shares():
+            size = 9.0 * rows * columns
+            if self.method != "importance" and share == 1.0:
+                size += 4.0 * columns * (columns + min(rows, columns))
+            elif self.method != "importance":
+                experts += 4.0 * columns * min(columns, num_tokens * share)
+            one = max(one, size)
+        return one + experts
 
     def _with_shares(self) -> Iterator[tuple[tuple[int, int], float]]:
         return zip(self.rows_and_columns, self.shares or (1.0,) * len(self.rows_and_columns), strict=True)
@@ -88,26 +101,28 @@ def estimate_cost(
     max_activation_bytes: float,
     *,
     keep: bool = False,
+    weight_bytes: float = 4.0,
 ) -> CostEstimate:
     """Every layer runs once, for awq and gptq beside the unquantized one; where experts are counted, once more.
 
-    ``keep``: a layer's inputs and its outputs are both kept on the disk.
+    ``keep``: a layer's inputs and its outputs are both kept on the disk. ``weight_bytes``: of one that is held.
     """
     num_tokens = num_samples * sequence_length
     streams = 2 if any(layer.is_corrected for layer in layers) else 1
-    runs = [streams + bool(layer.shares and min(layer.shares) < 1) for layer in layers]
+    runs = [streams + layer.is_seen_before for layer in layers]
     forward = sum(count * 2.0 * layer.active_weights * num_tokens for count, layer in zip(runs, layers, strict=True))
     attention = sum(runs) * 4.0 * num_tokens * sequence_length * hidden_size
     flops = forward + attention + sum(layer.gram_flops(num_tokens) + layer.search_flops() for layer in layers)
     rounding = sum(layer.num_weights * _SECONDS_PER_ROUNDING[layer.method] for layer in layers)
     activations = streams * 4.0 * num_tokens * hidden_size
-    spilled = activations if activations > streams * max_activation_bytes else 0.0
+    spilled = activations if activations > max_activation_bytes / 2 else 0.0
+    layer_bytes = (weight_bytes * layer.num_weights + layer.rounding_bytes(num_tokens) for layer in layers)
     return CostEstimate(
         num_samples=num_samples,
         sequence_length=sequence_length,
         flops=flops,
         seconds=seconds_of(flops) + rounding,
-        ram_bytes=max((_layer_bytes(layer, num_tokens) for layer in layers), default=0.0) + activations - spilled,
+        ram_bytes=max(layer_bytes, default=0.0) + min(3 * activations, max_activation_bytes),  # within a layer, too
         disk_bytes=2 * activations if keep else spilled,
     )
 
@@ -127,13 +142,6 @@ def check_limit(cost: CostEstimate, max_seconds: float | None) -> None:
         f"allows {max_seconds:g}; set calibration.num_samples to {fitting} instead of {cost.num_samples}, "
         "or method importance, or raise the limit"
     )
-
-
-def _layer_bytes(layer: LayerShape, num_tokens: int) -> float:
-    """float32 weights and their bfloat16 copies, the moments, and what the rounding of the largest set holds."""
-    largest = max(rows * columns for rows, columns in layer.rows_and_columns)
-    factor = 4.0 * max(columns for _, columns in layer.rows_and_columns) ** 2 if layer.is_corrected else 0.0
-    return 6.0 * layer.num_weights + layer.gram_bytes(num_tokens) + 16.0 * largest + factor
 
 
 def _flops_per_second() -> float:

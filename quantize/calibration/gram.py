@@ -59,6 +59,11 @@ class Gram:
             self._products.of(exact.inputs).add_cross(self._of_inputs, factors)
 
     @property
+    def nbytes(self) -> int:
+        """Of X'X, or of its diagonal."""
+        return (self._squares if self._sum is None else self._sum).nbytes
+
+    @property
     def mean_square(self) -> Float32:
         """E[x^2] of each column: [in]"""
         squares = self._squares if self._sum is None else np.diagonal(self._sum)

@@ -14,8 +14,10 @@ from quantize.calibration.linear_sets import LinearSet
 from quantize.calibration.products import Products
 from quantize.calibration.shelf import Shelved
 from quantize.checkpoint import Checkpoint
+from quantize.freed_memory import return_freed_memory
 from quantize.weight_rule import Int4Settings
 
+_LARGE = 2**26  # bytes of a matrix that is the peak of a layer: no room for what the windows' activations left behind
 _AT_A_TIME = 4  # windows whose inputs are added at once: they may come from a file
 
 
@@ -76,6 +78,9 @@ class Moments:
                 for shelf in (inputs, exact_inputs, exact_outputs)
             )
             gram.add(seen, Exact(*exact) if any(exact) else None)
+            del seen, exact
+        if gram.nbytes > _LARGE:
+            return_freed_memory()
         check_finite(module, gram)
         return gram
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.algorithms.grid import Grid, Values, decode
+from quantize.algorithms.symmetric import quadratic
 from quantize.packing import pack_uint4
 from quantize.prepared_tensor import PreparedTensor
 from quantize.tiles import output_tiles
@@ -51,7 +52,7 @@ class RoundedLinear:
             return norm, error, 0.0, 0.0
         wanted = self.targets[:, outputs]
         decoded -= wanted
-        return norm, error, float(np.vdot(gram @ wanted, wanted)), float(np.vdot(gram @ decoded, decoded))
+        return norm, error, quadratic(gram, wanted), quadratic(gram, decoded)
 
 
 def _squared(values: Float32) -> float:

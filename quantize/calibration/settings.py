@@ -33,6 +33,12 @@ class CalibrationSettings(BaseModel):
         description="of the factors of matrix products when the model is run: float32, bfloat16, or (auto) bfloat16 "
         "where the processor multiplies it and nothing but int4 is calibrated",
     )
+    compensates_drift: bool = Field(
+        default=True,
+        strict=True,
+        description="awq and gptq: make good what rounding the linears before did to the inputs, towards the outputs "
+        "of the unquantized model, which runs beside; false: each linear for itself, faster and less exact",
+    )
     seed: int = Field(default=0, strict=True, ge=0, description="chooses the windows of a longer text")
     max_seconds: float | None = Field(
         default=None, gt=0, description="refuse to start when the estimate is above this; default: no limit"

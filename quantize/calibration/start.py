@@ -51,6 +51,10 @@ class Calibration:
         self._methods = {tensor.info.name: tensor.int4.method for tensor in planned if tensor.int4 is not None}
         self._runner = tools.make_runner(checkpoint)
         self.coverage = _coverage(checkpoint, settings)
+        self._compares = any(method in ("awq", "gptq") for method in self._methods.values())
+        self._compensates = settings.compensates_drift and self._compares
+        if "compensates_drift" in settings.model_fields_set and not self._compares:
+            log.warning("calibration.compensates_drift has no effect: no linear is rounded by awq or gptq")
         self._precision: Precision = settings.precision
         if settings.precision == "auto":
             is_int4_alone = recipe.kv_cache is None and all(map(_is_int4_alone, planned))
@@ -100,7 +104,8 @@ class Calibration:
 
     def record(self) -> dict[str, Any]:
         """What config.json says of it, when all is done."""
-        return {**self.sample.record(), "precision": self._precision, **self.coverage.record()}
+        drift = {"compensates_drift": self._compensates} if self._compares else {}
+        return {**self.sample.record(), "precision": self._precision, **drift, **self.coverage.record()}
 
     def can_start(self, directory: Path, num_finished: int) -> bool:
         """Whether ``directory`` holds what the next layer reads."""
@@ -111,9 +116,8 @@ class Calibration:
 
     @property
     def _streams(self) -> tuple[str, ...]:
-        """Names of the runs of the windows: as quantized, and for awq and gptq through the source's own weights."""
-        is_corrected = any(method in ("awq", "gptq") for method in self._methods.values())
-        return ("hidden", "exact") if is_corrected else ("hidden",)
+        """Names of the runs of the windows: as quantized, and where they are compared through the source's weights."""
+        return ("hidden", "exact") if self._compensates else ("hidden",)
 
     @property
     def _hidden_shape(self) -> tuple[int, int, int]:
@@ -128,6 +132,7 @@ class Calibration:
             settings.sequence_length,
             self._max_bytes,
             keep=self._keep,
+            weight_bytes=2.0 if self._precision == "bfloat16" else 4.0,
         )
 
     def _layer_shape(self, layer: int) -> LayerShape:
@@ -140,7 +145,7 @@ class Calibration:
             shares.append(1.0 if mixture is None or linears.expert is None else mixture.share_of_tokens)
             methods |= {self._methods[name] for name in names if name in self._methods}
         dearest: Method = next((name for name in _DEAREST_FIRST if name in methods), "rtn")
-        return LayerShape(tuple(shapes), dearest, tuple(shares))
+        return LayerShape(tuple(shapes), dearest, tuple(shares), self._compensates)
 
 
 def _is_int4_alone(tensor: PlannedTensor) -> bool:

@@ -129,6 +129,33 @@ def test_same_input_same_bytes_wherever_the_activations_lie(
     )
 
 
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_each_linear_may_be_rounded_for_itself(source: Path, text: Path, tmp_path: Path, method: str) -> None:
+    """As the papers do it: half of the work, and what earlier linears did to the inputs stays."""
+    rtn = quantize.Recipe.model_validate({"name": "rtn", "linears": {"scheme": "int4", "group_size": 32}})
+    quantize.quantize_checkpoint(source, tmp_path / "rtn", rtn)
+    costs = {}
+    for compensates in (True, False):
+        output, told = tmp_path / str(compensates), list[quantize.CostEstimate]()
+        recipe = calibrated(method, text, compensates_drift=compensates)
+        tools = quantize.CalibrationTools(builder.calibration_runner, on_estimate=told.append)
+        quantize.quantize_checkpoint(source, output, recipe, calibration_tools=tools)
+        costs[compensates] = told[0].flops
+        record = quantize.open_checkpoint(output).config["quantization_config"]["calibration"]
+        assert record["compensates_drift"] is compensates
+    alone, whole = (tmp_path / str(compensates) / "model.safetensors" for compensates in (False, True))
+    assert alone.read_bytes() != whole.read_bytes()
+    assert error_of(source, alone.parent) < error_of(source, tmp_path / "rtn")
+    assert costs[False] < costs[True]
+
+
+def test_a_setting_for_other_methods_is_warned_about(
+    source: Path, text: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(source, tmp_path / "a", calibrated("importance", text, compensates_drift=True))
+    assert "compensates_drift has no effect" in caplog.text
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_any_target_reads_the_result(source: Path, text: Path, tmp_path: Path, method: str) -> None:
     run(source, tmp_path / "q", calibrated(method, text, {"symmetric": method != "awq"}))

@@ -62,6 +62,8 @@ PARALLELISMS = {
     "tp2": Parallelism(tp_size=2),
     "tp4": Parallelism(tp_size=4),
     "pp2": Parallelism(pp_size=2),
+    "tp2 pp2": Parallelism(tp_size=2, pp_size=2),
+    "tp4 pp2": Parallelism(tp_size=4, pp_size=2),
 }
 OPTIONS: dict[str, Any] = {"max_batch_size": 4, "max_num_tokens": 64, "max_seq_len": 96, "tokens_per_block": 8}
 LIMITS = ScheduleLimits(**OPTIONS, sliding_windows=(11,))

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from quantize.algorithms.cholesky import factorized
-from quantize.algorithms.symmetric import damped, mirror, reordered
+from quantize.algorithms.symmetric import damped, mirror, quadratic, reordered
 
 POOL = ThreadPoolExecutor(2)
 SIZES = pytest.mark.parametrize("size", [1, 100, 128, 300, 1100])
@@ -64,3 +64,12 @@ def test_what_lies_below_the_diagonal_is_made_from_what_lies_above() -> None:
     matrix = np.array([[4.0, 2.0], [np.nan, 5.0]], np.float32)
     mirror(matrix, POOL, 0.5)
     np.testing.assert_array_equal(matrix, [[2, 1], [1, 2.5]])
+
+
+@SIZES
+def test_a_quadratic_form_takes_half_of_the_matrix(size: int) -> None:
+    matrix = covariance(size).astype(np.float32)
+    mirror(matrix, POOL)
+    vectors = np.random.default_rng(3).normal(size=(size, 5)).astype(np.float32)
+    exact = vectors.astype(np.float64)
+    assert quadratic(matrix, vectors) == pytest.approx(np.vdot(matrix.astype(np.float64) @ exact, exact), rel=1e-5)

@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quantize.algorithms.symmetric import mirror
-from quantize.calibration.products import Products
 from quantize.calibration.shelf import Shelf
 from quantize.tiles import run_all, tiles
 
@@ -33,24 +31,6 @@ def test_room_is_used_again_when_nobody_refers_to_what_was_there(tmp_path: Path)
         assert first.values is not None and second.values is None and second.offset == 0
         del first, second
     shelf.close()
-
-
-def test_products_in_tiles_do_not_depend_on_the_threads() -> None:
-    rng = np.random.default_rng(0)
-    parts = [rng.normal(size=(40, 700)).astype(np.float32) for _ in range(3)]
-    results = []
-    for threads in (1, 3):
-        with ThreadPoolExecutor(threads) as pool:
-            gram, cross = np.zeros((700, 700), np.float32), np.zeros((700, 5), np.float32)
-            products = Products(pool)
-            products.of(parts).add_gram(gram)
-            mirror(gram, pool, np.float32(0.5))
-            products.of(parts).add_cross(cross, products.of([part[:, :5] for part in parts]))
-            results.append((gram, cross))
-    whole = np.concatenate(parts)
-    np.testing.assert_allclose(results[0][0], whole.T @ whole / 2, rtol=1e-3, atol=1e-3)
-    np.testing.assert_allclose(results[0][1], whole.T @ whole[:, :5], rtol=1e-3, atol=1e-3)
-    assert all(np.array_equal(one, other) for one, other in zip(*results, strict=True))
 
 
 def test_tiles_cover_everything_once_and_errors_are_raised() -> None:
