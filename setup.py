@@ -9,7 +9,7 @@ setup(
     ext_modules=[
         Extension(
             "quantize.native.rounding",
-            sources=[f"quantize/native/{name}.c" for name in ("rounding", "calibrated", "products")],
+            sources=[f"quantize/native/{name}.c" for name in ("rounding", "calibrated", "products", "casts")],
             depends=["quantize/native/native.h"],
             # The bytes must be NumPy's: no contraction to fused multiply-adds, no reordering.
             extra_compile_args=[

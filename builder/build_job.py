@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.manifest import Source
 from builder.model_spec import ModelSpec
 from builder.network.weights import WeightSource
 from builder.options import BuildOptions
@@ -22,7 +21,7 @@ Progress = Callable[[int, int, str], None]
 @dataclass(frozen=True, kw_only=True)
 class BuildJob:
     checkpoint: Checkpoint
-    source: Source  # the same, by content
+    source_hashes: Callable[[], dict[str, str]]  # of its files by name; waits until they are known
     spec: ModelSpec
     weights: WeightSource
     output: Path

@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.build_check import require_library
 from builder.build_job import BuildJob, Progress
 from builder.compatibility import check_gpu_files, check_machine
+from builder.file_hashes import FileHashes
 from builder.manifest import (
     EngineManifest,
+    FileEntry,
     Limits,
     Source,
     check_files,
     describe_file,
-    file_sha256,
     read_manifest,
     write_manifest,
 )
@@ -30,7 +31,6 @@ from plansmith_errors import BuildError, EngineError
 
 if TYPE_CHECKING:
     from plugins.inflight_batching.step import StepEngine
-    from quantize import Checkpoint
 
 _log = logging.getLogger(__name__)
 _HASH_BELOW = 64 << 20  # bytes; the weights of a large model are checked by size alone when it is loaded
@@ -65,20 +65,22 @@ def build_engine(
     check_supported(options.target, spec)
     weights = WeightSource(checkpoint, spec)
     max_seq_len = options.resolved_max_seq_len(spec)
-    job = BuildJob(
-        checkpoint=checkpoint,
-        source=_source(checkpoint),
-        spec=spec,
-        weights=weights,
-        output=output,
-        options=options,
-        max_seq_len=max_seq_len,
-        versions={**library, "plansmith": plansmith_version},
-        progress=progress or (lambda done, total, name: None),
-        plans=plans,
-        resume_state=resume_state,
-    )
-    built = _target_build(options.target)(job)
+    with FileHashes(checkpoint.source_files()) as source_hashes:  # reads while others compile
+        job = BuildJob(
+            checkpoint=checkpoint,
+            source_hashes=source_hashes.result,
+            spec=spec,
+            weights=weights,
+            output=output,
+            options=options,
+            max_seq_len=max_seq_len,
+            versions={**library, "plansmith": plansmith_version},
+            progress=progress or (lambda done, total, name: None),
+            plans=plans,
+            resume_state=resume_state,
+        )
+        built = _target_build(options.target)(job)
+        source = Source(files=source_hashes.result(), quantization=checkpoint.config.get("quantization_config"))
     manifest = EngineManifest(
         plansmith_version=plansmith_version,
         target=options.target,
@@ -94,8 +96,8 @@ def build_engine(
         kv_cache=built.kv_cache,
         model={key: value for key, value in checkpoint.config.items() if key != "quantization_config"},
         weights=built.weights,
-        source=job.source,
-        files={file.name: describe_file(file) for file in sorted(output.iterdir())},
+        source=source,
+        files={file.name: _entry(file, built.sha256.get(file.name)) for file in sorted(output.iterdir())},
         gpu=built.gpu,
     )
     write_manifest(output, manifest)
@@ -158,6 +160,5 @@ def _target_build(target: TargetName) -> Callable[[BuildJob], BuiltModel]:
     return build
 
 
-def _source(checkpoint: Checkpoint) -> Source:
-    quantization: dict[str, Any] | None = checkpoint.config.get("quantization_config")
-    return Source(files={file.name: file_sha256(file) for file in checkpoint.source_files()}, quantization=quantization)
+def _entry(file: Path, sha256: str | None) -> FileEntry:
+    return describe_file(file) if sha256 is None else FileEntry(bytes=file.stat().st_size, sha256=sha256)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from builder.file_hashes import file_sha256
 from builder.gpu_manifest import GpuEngine
 from builder.manifest_part import ManifestPart
 from plansmith_errors import EngineError
@@ -133,11 +133,3 @@ def _check_size(path: Path, name: str, entry: FileEntry) -> None:
 
 def describe_file(path: Path) -> FileEntry:
     return FileEntry(bytes=path.stat().st_size, sha256=file_sha256(path))
-
-
-def file_sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()

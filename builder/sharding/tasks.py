@@ -17,18 +17,19 @@ class RankTask:
     """``function``, "package.module:name", is called as ``function(arguments, output, on_weight)`` in its own process.
 
     It writes the rank's files into the empty directory ``output``, tells ``on_weight(done, total, name)``, and returns
-    its report. Arguments and report are JSON; arguments name all that the files depend on.
+    its report. Arguments and report are JSON; with what is ``known_later`` they name all that the files depend on.
     """
 
     rank: int
     function: str
     arguments: Mapping[str, Any]
     memory_bytes: int  # resident at most, as estimated
+    known_later: Callable[[], Mapping[str, Any]] = dict  # what the files depend on besides; asked for when one is there
 
     @property
     def key(self) -> str:
         """Names what the files depend on."""
-        data = json.dumps([self.rank, self.function, self.arguments], sort_keys=True)
+        data = json.dumps([self.rank, self.function, {**self.arguments, **self.known_later()}], sort_keys=True)
         return hashlib.blake2b(data.encode(), digest_size=16).hexdigest()
 
 

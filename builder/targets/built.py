@@ -14,3 +14,4 @@ class BuiltModel:
     weights: dict[str, str]  # scheme of the checkpoint -> how this target stores it
     compile_properties: dict[str, str] = field(default_factory=dict)
     gpu: GpuEngine | None = None
+    sha256: dict[str, str] = field(default_factory=dict)  # of files whose writer knows it

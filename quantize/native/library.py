@@ -28,6 +28,8 @@ _ARGUMENTS = {
     "round_block": (*_SHAPE, *_MATRIX * 5, _POINTER, *_MATRIX * 2),
     "descend_block": (*_SHAPE, *_MATRIX * 6, _POINTER, *_MATRIX),
     "search_scales": (*_SHAPE, *_MATRIX, _POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _INT, _POINTER),
+    "casts_halves": (),
+    "cast_halves": (_SIZE, _POINTER, _POINTER),
     "multiplies_bfloat16": (),
     "pack_tokens": (*_SHAPE, *_MATRIX, _POINTER),
     "add_products": (_SIZE, _POINTER, _POINTER, *(_SIZE,) * 4, _INT, *_MATRIX, *_SHAPE),

@@ -26,16 +26,15 @@ def build(arguments: dict[str, Any], output: Path, on_weight: Any) -> dict[str, 
         write_weights({**arguments, "weight_file": f"rank{rank}.safetensors"}, output, on_weight)
     _log(f"plan {rank}")
     record = rank_record(output, rank, num_layers=2 // options["pp_size"])
-    return record.model_copy(update={"weight_files": (f"rank{rank}.safetensors",) if is_external else ()}).model_dump(
-        mode="json"
-    )
+    record = record.model_copy(update={"weight_files": (f"rank{rank}.safetensors",) if is_external else ()})
+    return {"record": record.model_dump(mode="json"), "sha256": {}}
 
 
 def write_weights(arguments: dict[str, Any], output: Path, on_weight: Any) -> dict[str, Any]:
     on_weight(2, 2, "writing")
     _log(f"weights {arguments['rank']}")
     save_file({"model.norm.weight": np.ones(1, np.float16)}, output / arguments["weight_file"])
-    return {}
+    return {"sha256": {}}
 
 
 def _log(line: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from builder.file_hashes import file_sha256
 from builder.gpu_manifest import Mode, PlanRecord, RankRecord, ShapeRange
 from builder.model_spec import ModelSpec
 from builder.network.weights import DecoderWeights
@@ -20,6 +22,7 @@ from builder.targets.tensorrt.network import BuiltNetwork, build_network
 from builder.targets.tensorrt.options import MODES, NetworkOptions
 from builder.targets.tensorrt.payload import Payload
 from builder.targets.tensorrt.plan import BuiltPlan, write_plan
+from builder.targets.tensorrt.scratch_file import ScratchFile
 
 
 def build_rank(
@@ -30,24 +33,34 @@ def build_rank(
     options: NetworkOptions,
     output: Path,
     on_weight: Callable[[str], None] = lambda name: None,
+    on_file: Callable[[str, str], None] = lambda name, sha256: None,
 ) -> RankRecord:
     """Write ``rank<N>.plan`` and, for external weights, ``rank<N>.safetensors`` to the directory ``output``.
 
     ``spec`` and ``weights`` count as the rank has them. The plan has an optimization profile for each mode, "mixed"
-    first. Raises BuildError; then neither file is left. ``peak_rss_bytes`` is for the caller to fill in.
+    first. ``on_file`` is told the name and SHA-256 of each file. Raises BuildError; then neither file is left.
+    ``peak_rss_bytes`` is for the caller to fill in.
     """
     start = time.perf_counter()
     return_freed_memory()
     plan_file, weights_file = output / f"rank{rank.rank}.plan", output / f"rank{rank.rank}.safetensors"
-    network = build_network(trt, spec, weights, rank, options, on_weight=on_weight)
+    scratch = ScratchFile(output)
+    try:
+        network = build_network(trt, spec, weights, rank, options, on_weight=on_weight, scratch=scratch)
+    finally:
+        scratch.close()
     check_types(sorted(network.types), options.sms, target_of(trt))
     payloads = [*network.payloads.values(), *network.external.values()]
     try:
-        with UnusedPages(payload.array for payload in payloads):
-            if network.external:
-                write_weights(weights_file, network.external)
+        with UnusedPages(payload.array for payload in payloads), ThreadPoolExecutor(1) as beside:
+            # The compiler takes one core, and of external weights it needs no more than the shapes.
+            written = beside.submit(_write_weights, weights_file, network.external) if network.external else None
             plan = write_plan(trt, network, options.sms, plan_file)
+            on_file(plan_file.name, plan.sha256)
+            if written is not None:
+                on_file(weights_file.name, written.result())
     except BaseException:
+        plan_file.unlink(missing_ok=True)
         weights_file.unlink(missing_ok=True)
         raise
     layers = rank.layers(spec.num_layers)
@@ -66,9 +79,17 @@ def build_rank(
 
 def write_rank_weights(
     trt: Any, spec: ModelSpec, weights: DecoderWeights, rank: Rank, options: NetworkOptions, path: Path
-) -> None:
-    """Only the external weights of ``rank``: another fine-tune for a plan that was built for the same shape."""
-    write_weights(path, build_network(trt, spec, weights, rank, options).external)
+) -> str:
+    """Only the external weights of ``rank``: another fine-tune for a plan that was built for the same shape.
+
+    Returns the file's SHA-256.
+    """
+    return _write_weights(path, build_network(trt, spec, weights, rank, options).external)
+
+
+def _write_weights(path: Path, external: Mapping[str, Payload]) -> str:
+    write_weights(path, external)
+    return file_sha256(path)
 
 
 def kv_bytes_per_block(network: BuiltNetwork) -> int:

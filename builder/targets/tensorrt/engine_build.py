@@ -38,7 +38,7 @@ def build(job: BuildJob) -> BuiltModel:
     check_parallelism(job.spec, options.parallelism, job.weights)
     sms = resolve_sms(options)
     _warn_of_kv_scales(job)
-    ranks = _built(job, sms) if job.plans is None else _reused(job, sms, job.plans)
+    ranks, sha256 = _built(job, sms) if job.plans is None else _reused(job, sms, job.plans)
     gpu = GpuEngine(
         sms=sms,
         dtype=options.resolved_dtype,
@@ -53,18 +53,25 @@ def build(job: BuildJob) -> BuiltModel:
         tokens_per_block=options.resolved_tokens_per_block,
         bytes_per_block=max(record.kv_bytes_per_block for record in ranks),
     )
-    return BuiltModel(kv_cache, _stored(job), gpu=gpu)
+    return BuiltModel(kv_cache, _stored(job), gpu=gpu, sha256=sha256)
 
 
-def _built(job: BuildJob, sms: Sequence[int]) -> list[RankRecord]:
-    """Plans of every rank, and the weights beside them where they are external."""
+def _built(job: BuildJob, sms: Sequence[int]) -> tuple[list[RankRecord], dict[str, str]]:
+    """Plans of every rank, and the weights beside them where they are external; and the files' SHA-256."""
     results = _run(job, [_task(job, rank, sms) for rank in job.options.parallelism.ranks()])
-    ranks = [RankRecord.model_validate({**each.report, "peak_rss_bytes": each.peak_rss_bytes}) for each in results]
+    ranks = [
+        RankRecord.model_validate({**each.report["record"], "peak_rss_bytes": each.peak_rss_bytes}) for each in results
+    ]
     _remove_others(job.output, {name for record in ranks for name in record.file_names})
-    return ranks
+    return ranks, _hashes(results)
 
 
-def _reused(job: BuildJob, sms: Sequence[int], plans: Path) -> list[RankRecord]:
+def _hashes(results: Sequence[RankResult]) -> dict[str, str]:
+    """By file name."""
+    return {name: sha256 for each in results for name, sha256 in each.report["sha256"].items()}
+
+
+def _reused(job: BuildJob, sms: Sequence[int], plans: Path) -> tuple[list[RankRecord], dict[str, str]]:
     """The plans of another engine, and this model's weights; what compiling took is that of the plans' own build."""
     theirs = read_plans(plans, job, sms)
     tasks = [_task(job, Rank(theirs.parallelism, each.rank), sms, each.weight_files[0]) for each in theirs.ranks]
@@ -75,7 +82,7 @@ def _reused(job: BuildJob, sms: Sequence[int], plans: Path) -> list[RankRecord]:
         take_plans(plans, record, job.output)
         costs = {"other_seconds": result.seconds, "peak_rss_bytes": result.peak_rss_bytes}
         ranks.append(record.model_copy(update=costs))
-    return ranks
+    return ranks, _hashes(results)
 
 
 def _run(job: BuildJob, tasks: Sequence[RankTask]) -> list[RankResult]:
@@ -88,7 +95,6 @@ def _task(job: BuildJob, rank: Rank, sms: Sequence[int], weight_file: str | None
     """Its arguments name all that the rank's files depend on. With ``weight_file`` nothing but that is written."""
     arguments: dict[str, Any] = {
         "checkpoint": str(job.checkpoint.path.resolve()),
-        "source": job.source.files,
         "versions": job.versions,
         "options": job.options.what_is_built(),
         "max_seq_len": job.max_seq_len,
@@ -102,6 +108,7 @@ def _task(job: BuildJob, rank: Rank, sms: Sequence[int], weight_file: str | None
         function=_BUILD if weight_file is None else _WRITE_WEIGHTS,
         arguments=arguments,
         memory_bytes=build_memory(job.weights, job.spec, rank, embedded=embedded),
+        known_later=lambda: {"source": job.source_hashes()},
     )
 
 

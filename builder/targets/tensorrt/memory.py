@@ -33,7 +33,7 @@ class UnusedPages:
     """
 
     def __init__(self, arrays: Iterable[npt.NDArray[Any]]) -> None:
-        self._maps = {id(found): found for array in arrays if (found := _map_of(array)) is not None}
+        self._maps = {id(found): found for array in arrays if (found := file_map_of(array)) is not None}
         self._is_done = threading.Event()
         self._thread = threading.Thread(target=self._release, name="unused-pages", daemon=True)
 
@@ -55,8 +55,8 @@ class UnusedPages:
                 return
 
 
-def _map_of(array: npt.NDArray[Any]) -> mmap.mmap | None:
-    """The read-only file map below a view; of any other memory, discarding pages would lose what is in them."""
+def file_map_of(array: npt.NDArray[Any]) -> mmap.mmap | None:
+    """The read-only file map below a view, or None: of other memory, discarding pages would lose what is in them."""
     base: Any = array
     while base is not None and not isinstance(base, mmap.mmap):
         base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)

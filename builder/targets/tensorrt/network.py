@@ -20,6 +20,7 @@ from builder.targets.tensorrt.legality import check_limits
 from builder.targets.tensorrt.ops import TensorRtOps
 from builder.targets.tensorrt.options import NetworkOptions, StepMode
 from builder.targets.tensorrt.payload import Payload
+from builder.targets.tensorrt.scratch_file import ScratchFile
 from builder.targets.tensorrt.weights import WeightTensors
 from plansmith_errors import BuildError
 
@@ -69,8 +70,9 @@ def build_network(
     options: NetworkOptions,
     mode: StepMode = "mixed",
     on_weight: Callable[[str], None] = lambda name: None,
+    scratch: ScratchFile | None = None,
 ) -> BuiltNetwork:
-    """The network of ``rank``. ``spec`` and ``weights`` count as the rank has them.
+    """The network of ``rank``. ``spec`` and ``weights`` count as the rank has them; ``scratch`` holds converted ones.
 
     It is the same for both modes, so that one plan serves them with an optimization profile for each and the weights
     are in it once; ``mode`` is whose ``profiles`` it shows.
@@ -81,7 +83,8 @@ def build_network(
     """
     check_limits(options)
     graph = Graph(trt, options.dtype)
-    tensors = WeightTensors(graph, weights, external=options.weights == "external", on_weight=on_weight)
+    is_external = options.weights == "external"
+    tensors = WeightTensors(graph, weights, external=is_external, on_weight=on_weight, scratch=scratch)
     step = StepTensors(graph, spec, options)
     pools: KvPools = FloatPools(graph, step)
     if options.kv_dtype == "int8":

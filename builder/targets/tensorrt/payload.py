@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 from builder.targets.tensorrt.options import NetworkDtype
 from plansmith_errors import BuildError
 from quantize.finite import all_finite
+from quantize.native.casts import native_casts
 
 ElementType = Literal["float32", "float16", "bfloat16", "int64", "int32", "int8", "bool", "int4", "fp8", "fp4", "e8m0"]
 
@@ -29,7 +29,6 @@ _NUMPY_TYPES: dict[str, type[np.generic]] = {
     "e8m0": np.uint8,
 }
 FOUR_BITS = ("int4", "fp4")
-_BLOCK = 1 << 17  # values that stay in the cache
 
 
 @dataclass(frozen=True)
@@ -68,32 +67,12 @@ def float_payload(values: npt.NDArray[Any], dtype: NetworkDtype, name: str) -> P
     wanted: Any = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
     if values.dtype == wanted:
         return raw_payload(dtype, values)
-    if values.dtype == ml_dtypes.bfloat16 and dtype == "float16":
-        cast = _half_of_bfloat16(values)
+    kernels = native_casts()
+    if kernels is not None and values.dtype == ml_dtypes.bfloat16 and dtype == "float16":
+        cast = kernels.float16_of_bfloat16(values)
     else:
         with np.errstate(over="ignore"):
             cast = values.astype(wanted)
-    if dtype == "float16" and not all_finite(cast):
+    if cast is None or (dtype == "float16" and not all_finite(cast)):
         raise BuildError(f"{name} has values beyond the range of float16; set build.dtype to bfloat16")
     return raw_payload(dtype, cast)
-
-
-def _half_of_bfloat16(values: npt.NDArray[Any]) -> npt.NDArray[np.float16]:
-    """Looked up, some values at a time: there are only 65536, and ml_dtypes takes four times as long to convert one."""
-    table, bits = _halves(), np.ascontiguousarray(values).reshape(-1).view(np.uint16)
-    halves = np.empty(bits.size, np.float16)
-    for begin in range(0, bits.size, _BLOCK):
-        np.take(table, bits[begin : begin + _BLOCK], out=halves[begin : begin + _BLOCK], mode="clip")
-    return halves.reshape(values.shape)
-
-
-@cache
-def _halves() -> npt.NDArray[np.float16]:
-    """By the bits of a bfloat16 [65536]; infinite where it is too large."""
-    import ml_dtypes
-
-    with np.errstate(over="ignore", invalid="ignore"):
-        halves: npt.NDArray[np.float16] = (
-            np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16).astype(np.float16)
-        )
-    return halves

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,6 +22,7 @@ from plansmith_errors import BuildError
 class BuiltPlan:
     footprint: Footprint
     seconds: float  # within the vendor's builder
+    sha256: str
 
 
 def write_plan(trt: Any, built: BuiltNetwork, sms: Sequence[int], path: Path) -> BuiltPlan:
@@ -32,7 +35,7 @@ def write_plan(trt: Any, built: BuiltNetwork, sms: Sequence[int], path: Path) ->
     mark = len(built.graph.log.lines)
     start = time.perf_counter()
     try:
-        is_built = _stream(trt, built, config, path)
+        is_built, sha256 = _stream(trt, built, config, path)
     except OSError as error:
         path.unlink(missing_ok=True)
         raise BuildError(f"{path}: cannot be written: {error.strerror}; is there room on the disk?") from None
@@ -40,21 +43,22 @@ def write_plan(trt: Any, built: BuiltNetwork, sms: Sequence[int], path: Path) ->
     if not is_built:
         path.unlink(missing_ok=True)
         raise BuildError(f"TensorRT cannot build the plan: {log.first_error or 'it gives no reason'}")
-    return BuiltPlan(parse_footprint(log.lines), time.perf_counter() - start)
+    return BuiltPlan(parse_footprint(log.lines), time.perf_counter() - start, sha256)
 
 
-def _stream(trt: Any, built: BuiltNetwork, config: Any, path: Path) -> bool:
-    with path.open("wb") as file:
-        writer = _PlanFile(trt, file)
+def _stream(trt: Any, built: BuiltNetwork, config: Any, path: Path) -> tuple[bool, str]:
+    with path.open("wb") as file, ThreadPoolExecutor(1) as beside:
+        writer = _PlanFile(trt, file, beside)
         is_built = bool(built.builder.build_serialized_network_to_stream(built.network, config, writer.stream))
     if writer.error is not None:
         raise writer.error
-    return is_built
+    return is_built, writer.digest.hexdigest()
 
 
 class _PlanFile:
-    def __init__(self, trt: Any, file: BinaryIO) -> None:
+    def __init__(self, trt: Any, file: BinaryIO, beside: Executor) -> None:
         self.error: OSError | None = None
+        self.digest = hashlib.sha256()
         outer = self
 
         class Stream(trt.IStreamWriter):  # type: ignore[misc]  # the module has no type information
@@ -62,8 +66,11 @@ class _PlanFile:
                 trt.IStreamWriter.__init__(self)
 
             def write(self, data: bytes) -> int:
+                hashed = beside.submit(outer.digest.update, data)
                 try:
-                    return file.write(data)
+                    written = file.write(data)
+                    hashed.result()
+                    return written
                 except OSError as error:  # through the library's own frames it would be lost
                     outer.error = error
                     return 0

@@ -19,26 +19,30 @@ OnWeight = Callable[[int, int, str], None]
 
 
 def build(arguments: Mapping[str, Any], output: Path, on_weight: OnWeight) -> dict[str, Any]:
-    """Write the rank's plan, and its weights where they are external, to ``output``; returns its RankRecord.
+    """Write the rank's plan, and its weights where they are external, to ``output``.
 
-    Raises BuildError.
+    Returns its RankRecord, and the SHA-256 of each file. Raises BuildError.
     """
     from builder.targets.tensorrt.build import build_rank
 
     part = _RankPart(arguments)
     tell = _counting(part.weights, on_weight, "compiling")
-    record = build_rank(part.trt, part.spec, part.weights, part.rank, part.options, output, tell)
-    return record.model_dump(mode="json")
+    hashes: dict[str, str] = {}
+    record = build_rank(part.trt, part.spec, part.weights, part.rank, part.options, output, tell, hashes.__setitem__)
+    return {"record": record.model_dump(mode="json"), "sha256": hashes}
 
 
 def write_weights(arguments: Mapping[str, Any], output: Path, on_weight: OnWeight) -> dict[str, Any]:
-    """Write only the rank's external weights, to the file ``weight_file`` in ``output``. Raises BuildError."""
+    """Write only the rank's external weights, to the file ``weight_file`` in ``output``.
+
+    Returns the SHA-256 of the file. Raises BuildError.
+    """
     from builder.targets.tensorrt.build import write_rank_weights
 
     part = _RankPart(arguments)
     path = output / arguments["weight_file"]
-    write_rank_weights(part.trt, part.spec, part.weights, part.rank, part.options, path)
-    return {}
+    sha256 = write_rank_weights(part.trt, part.spec, part.weights, part.rank, part.options, path)
+    return {"sha256": {path.name: sha256}}
 
 
 class _RankPart:

@@ -16,6 +16,7 @@ from builder.network.weights import DecoderWeights
 from builder.targets.tensorrt.dequantize import dequantized
 from builder.targets.tensorrt.graph import Graph, Tensor
 from builder.targets.tensorrt.payload import Payload, float_payload
+from builder.targets.tensorrt.scratch_file import ScratchFile
 from plansmith_errors import BuildError
 
 if TYPE_CHECKING:
@@ -36,9 +37,16 @@ class WeightTensors:
     """Each weight becomes one tensor, however often it is used. ``on_weight`` is told the name of each matrix."""
 
     def __init__(
-        self, graph: Graph, weights: DecoderWeights, *, external: bool, on_weight: Callable[[str], None]
+        self,
+        graph: Graph,
+        weights: DecoderWeights,
+        *,
+        external: bool,
+        on_weight: Callable[[str], None],
+        scratch: ScratchFile | None = None,
     ) -> None:
         self._graph = graph
+        self._scratch = scratch
         self._weights = weights
         self._is_external = external
         self._on_weight = on_weight
@@ -50,7 +58,7 @@ class WeightTensors:
 
     def place(self, name: str, payload: Payload) -> Tensor:
         if not self._is_external:
-            return self._graph.constant(name, payload)
+            return self._graph.constant(name, payload if self._scratch is None else self._scratch.keep(payload))
         self.external[name] = payload
         return self._graph.input(name, payload.dtype, payload.shape)
 
