@@ -2,8 +2,8 @@
 
 The linears are int4, symmetric, in groups of 64; embeddings and head stay as they are, so that nothing else differs.
 Every method runs in a process of its own. Perplexity is that of windows of 512 tokens of TEXT through the float32
-reference. Calibration is on the text that ships with Plansmith, unless --calibrate-on names another. "alone": each
-linear for itself (compensates_drift false).
+reference. Calibration is on the text that ships with Plansmith, unless --calibrate-on names another. "alone" and
+"compensating" are the methods with the other setting of compensates_drift than their own.
 
 usage: python benchmarks/quantize_quality.py MODEL --text FILE [--methods rtn awq ...] [--samples 16]
 """
@@ -27,7 +27,7 @@ from quantize import CalibrationTools, open_checkpoint, quantize_checkpoint
 from quantize.recipe import Recipe
 
 WINDOW = 512
-METHODS = ("none", "rtn", "importance", "awq", "gptq", "awq-alone", "gptq-alone")
+METHODS = ("none", "rtn", "importance", "awq", "gptq", "awq-compensating", "gptq-alone")
 
 
 def make_recipe(method: str, arguments: argparse.Namespace) -> Recipe:
@@ -35,7 +35,7 @@ def make_recipe(method: str, arguments: argparse.Namespace) -> Recipe:
     data: dict[str, Any] = {"name": method, "linears": {"scheme": "none"} if method == "none" else rule}
     if method not in ("none", "rtn"):
         data["calibration"] = {"num_samples": arguments.samples, "text": arguments.calibrate_on}
-        data["calibration"]["compensates_drift"] = not method.endswith("-alone")
+        data["calibration"]["compensates_drift"] = {"compensating": True, "alone": False}.get(method.partition("-")[2])
     return Recipe.model_validate(data)
 
 

@@ -39,6 +39,7 @@ from quantize.checkpoint import Checkpoint
 from quantize.journal import Journal
 from quantize.plan import PlannedTensor
 from quantize.prepared_tensor import PreparedTensor
+from quantize.weight_rule import Method
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ class Calibrator:
         coverage: ExpertCoverage,
         shelf: Shelf,
         precision: Precision,
+        compensating: frozenset[Method],
         journal: Journal | None = None,
         exact: HiddenStates | None = None,
     ) -> None:
@@ -89,7 +91,7 @@ class Calibrator:
         self._rules = {
             tensor.info.name: tensor.int4 for tensor in planned if tensor.int4 is not None and tensor.int4.is_calibrated
         }
-        self._moments = Moments(checkpoint, self._rules, Products(pool, precision))
+        self._moments = Moments(checkpoint, self._rules, Products(pool, precision), compensating)
         self._inputs = CalibratedInputs(planned, kv_cache)
         self._runner = runner
         self._precision = precision
@@ -203,7 +205,8 @@ class Calibrator:
         scaled = [linears for linears in sets if any(map(self._is_scaled, self._moments.by_rule(linears, prefix)))]
         grams: dict[str, Gram] = {}
         is_counting = self._coverage.is_counting and any(self._moments.by_rule(linears, prefix) for linears in sets)
-        if ranges or is_counting or (scaled and not self._streams.has_exact):
+        is_unseen = any(prefix + linears.modules[0] not in exact.inputs for linears in scaled)
+        if ranges or is_counting or is_unseen:
             grams = self._see_inputs(layer, prefix, scaled, quantizer.weights, ranges)
         finished: dict[str, PreparedTensor] = {}
         for linears in sets:

@@ -15,7 +15,7 @@ from quantize.calibration.products import Products
 from quantize.calibration.shelf import Shelved
 from quantize.checkpoint import Checkpoint
 from quantize.freed_memory import return_freed_memory
-from quantize.weight_rule import Int4Settings
+from quantize.weight_rule import Int4Settings, Method
 
 _LARGE = 2**26  # bytes of a matrix that is the peak of a layer: no room for what the windows' activations left behind
 _AT_A_TIME = 4  # windows whose inputs are added at once: they may come from a file
@@ -28,6 +28,7 @@ class Moments:
     checkpoint: Checkpoint
     rules: Mapping[str, Int4Settings]  # of the calibrated linears, by the names of their weights
     products: Products
+    compensating: frozenset[Method]  # methods that round towards the unquantized model's outputs
 
     def by_rule(self, linears: LinearSet, prefix: str) -> list[list[str]]:
         """Names of the calibrated linears of a set, those of one rule together."""
@@ -39,15 +40,15 @@ class Moments:
         return list(by_rule.values())
 
     def compared(self, prefix: str, sets: Sequence[LinearSet]) -> tuple[list[str], list[str]]:
-        """First modules of the sets that are rounded towards the unquantized model's outputs: whose inputs tell them,
-        and whose outputs, which take less where there are fewer of them.
+        """First modules of the sets that are compared with the unquantized model's: those of which its inputs are, and
+        those of which its outputs are, which takes less where there are fewer of them.
 
         Experts are not: that model's router may give them other tokens.
         """
         inputs, outputs = [], []
         for linears in sets:
             methods = {self.rules[names[0]].method for names in self.by_rule(linears, prefix)}
-            if linears.expert is None and methods & {"awq", "gptq"}:
+            if linears.expert is None and methods & self.compensating:
                 module = prefix + linears.modules[0]
                 rows, columns = self.checkpoint.info(f"{module}.weight").shape
                 is_narrow = len(linears.modules) == 1 and rows < columns

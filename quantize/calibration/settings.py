@@ -7,6 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from quantize.weight_rule import Method
+
 Precision = Literal["auto", "float32", "bfloat16"]
 
 
@@ -33,11 +35,11 @@ class CalibrationSettings(BaseModel):
         description="of the factors of matrix products when the model is run: float32, bfloat16, or (auto) bfloat16 "
         "where the processor multiplies it and nothing but int4 is calibrated",
     )
-    compensates_drift: bool = Field(
-        default=True,
+    compensates_drift: bool | None = Field(
+        default=None,
         strict=True,
-        description="awq and gptq: make good what rounding the linears before did to the inputs, towards the outputs "
-        "of the unquantized model, which runs beside; false: each linear for itself, faster and less exact",
+        description="make good what rounding the linears before did to the inputs, towards the outputs of the "
+        "unquantized model, which runs beside; false: each linear for itself; default: gptq does, awq does not",
     )
     seed: int = Field(default=0, strict=True, ge=0, description="chooses the windows of a longer text")
     max_seconds: float | None = Field(
@@ -48,3 +50,8 @@ class CalibrationSettings(BaseModel):
         ge=0,
         description="activations between and within layers above this go to a file beside the output",
     )
+
+    @property
+    def compensating(self) -> frozenset[Method]:
+        """Methods that do. AWQ gains nothing by it: its scales fit the inputs that it sees."""
+        return frozenset({None: ("gptq",), True: ("awq", "gptq"), False: ()}[self.compensates_drift])

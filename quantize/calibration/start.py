@@ -51,9 +51,9 @@ class Calibration:
         self._methods = {tensor.info.name: tensor.int4.method for tensor in planned if tensor.int4 is not None}
         self._runner = tools.make_runner(checkpoint)
         self.coverage = _coverage(checkpoint, settings)
-        self._compares = any(method in ("awq", "gptq") for method in self._methods.values())
-        self._compensates = settings.compensates_drift and self._compares
-        if "compensates_drift" in settings.model_fields_set and not self._compares:
+        self._compensating = settings.compensating.intersection(self._methods.values())
+        self._can_compensate = not {"awq", "gptq"}.isdisjoint(self._methods.values())
+        if settings.compensates_drift is not None and not self._can_compensate:
             log.warning("calibration.compensates_drift has no effect: no linear is rounded by awq or gptq")
         self._precision: Precision = settings.precision
         if settings.precision == "auto":
@@ -98,13 +98,14 @@ class Calibration:
             self.coverage,
             Shelf(self._max_bytes - held, directory),
             self._precision,
+            self._compensating,
             journal,
             *exact,
         )
 
     def record(self) -> dict[str, Any]:
         """What config.json says of it, when all is done."""
-        drift = {"compensates_drift": self._compensates} if self._compares else {}
+        drift = {"compensates_drift": bool(self._compensating)} if self._can_compensate else {}
         return {**self.sample.record(), "precision": self._precision, **drift, **self.coverage.record()}
 
     def can_start(self, directory: Path, num_finished: int) -> bool:
@@ -116,8 +117,8 @@ class Calibration:
 
     @property
     def _streams(self) -> tuple[str, ...]:
-        """Names of the runs of the windows: as quantized, and where they are compared through the source's weights."""
-        return ("hidden", "exact") if self._compensates else ("hidden",)
+        """Names of the runs of the windows: as quantized, and to compare with it through the source's own weights."""
+        return ("hidden", "exact") if self._compensating else ("hidden",)
 
     @property
     def _hidden_shape(self) -> tuple[int, int, int]:
@@ -145,7 +146,7 @@ class Calibration:
             shares.append(1.0 if mixture is None or linears.expert is None else mixture.share_of_tokens)
             methods |= {self._methods[name] for name in names if name in self._methods}
         dearest: Method = next((name for name in _DEAREST_FIRST if name in methods), "rtn")
-        return LayerShape(tuple(shapes), dearest, tuple(shares), self._compensates)
+        return LayerShape(tuple(shapes), dearest, tuple(shares), dearest in self._compensating)
 
 
 def _is_int4_alone(tensor: PlannedTensor) -> bool:

@@ -34,11 +34,6 @@ class Streams:
         self._shelf = shelf
         self._begun: list[HiddenStates] = []
 
-    @property
-    def has_exact(self) -> bool:
-        """Whether there is a run through the source's own weights."""
-        return self._exact is not None
-
     def embed(self, windows: npt.NDArray[np.int64]) -> None:
         """``windows`` [num_windows, num_tokens] of token ids: the inputs of layer 0."""
         for stream in self._all:
