@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import sys
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -10,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 _CHUNK = 1 << 20
+_NICENESS = 10  # the other work is waited for first
 
 
 def file_sha256(path: Path, stop: threading.Event | None = None) -> str:
@@ -45,6 +48,8 @@ class FileHashes:
         self._thread.join()
 
     def _hash(self) -> None:
+        if sys.platform == "linux":  # there the priority is the thread's own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         try:
             self._found.set_result({path.name: file_sha256(path, self._stop) for path in self._paths})
         except OSError as error:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -22,16 +23,35 @@ def payloads() -> list[Any]:
 
 
 def test_what_is_kept_is_the_same_and_lies_in_the_file(tmp_path: Path) -> None:
-    scratch, given = ScratchFile(tmp_path), payloads()
-    kept = [scratch.keep(payload) for payload in given]
-    scratch.close()
+    given = payloads()
+    with ScratchFile(tmp_path) as scratch:
+        kept = [scratch.keep(payload) for payload in given]
+        assert scratch.keep(kept[0]) is kept[0]
     assert list(tmp_path.iterdir()) == [], "the file has no name"
     assert [file_map_of(payload.array) is not None for payload in kept] == [True, True, False], "the last is small"
-    assert scratch.keep(kept[0]) is kept[0]
     with UnusedPages(payload.array for payload in kept):
         for before, after in zip(given, kept, strict=True):
             assert (before.dtype, before.shape) == (after.dtype, after.shape)
             np.testing.assert_array_equal(before.array, after.array)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("stored", [np.float16, ml_dtypes.bfloat16, np.float32])
+@pytest.mark.parametrize("rows", [3, 1500])
+def test_floats_are_cast_as_they_are_in_memory(tmp_path: Path, dtype: Any, stored: Any, rows: int) -> None:
+    values = np.random.default_rng(0).normal(size=(rows, 800)).astype(stored)
+    with ScratchFile(tmp_path) as scratch:
+        found = scratch.cast(values, dtype, "w")
+    expected = float_payload(values, dtype, "w")
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    np.testing.assert_array_equal(found.array, expected.array)
+
+
+def test_a_value_that_does_not_fit_is_named_at_the_end(tmp_path: Path) -> None:
+    values = np.ones((1500, 800), ml_dtypes.bfloat16)
+    values[1499, 799] = 1e6
+    with pytest.raises(BuildError, match="w has values beyond the range of float16"), ScratchFile(tmp_path) as scratch:
+        scratch.cast(values, "float16", "w")
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,5 +59,6 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(BuildError, match="converted weights cannot be written: No space left on device"):
-        ScratchFile(tmp_path).keep(payloads()[0])
+    message = "converted weights cannot be written: No space left on device"
+    with pytest.raises(BuildError, match=message), ScratchFile(tmp_path) as scratch:
+        scratch.keep(payloads()[0])

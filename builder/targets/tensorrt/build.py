@@ -44,11 +44,8 @@ def build_rank(
     start = time.perf_counter()
     return_freed_memory()
     plan_file, weights_file = output / f"rank{rank.rank}.plan", output / f"rank{rank.rank}.safetensors"
-    scratch = ScratchFile(output)
-    try:
+    with ScratchFile(output) as scratch:
         network = build_network(trt, spec, weights, rank, options, on_weight=on_weight, scratch=scratch)
-    finally:
-        scratch.close()
     check_types(sorted(network.types), options.sms, target_of(trt))
     payloads = [*network.payloads.values(), *network.external.values()]
     try:

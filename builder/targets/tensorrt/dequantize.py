@@ -26,9 +26,7 @@ _BLOCK = 128  # rows and columns of an fp8 block
 
 
 def dequantized(graph: Graph, place: Place, name: str, weight: QuantizedTensor) -> Tensor:
-    """A tensor [out, in]. Raises BuildError for what the network's dtype cannot hold."""
-    if weight.scheme == "none":
-        return place(name, float_payload(weight.values, graph.dtype, name))
+    """A tensor [out, in] of a weight with scales. Raises BuildError for what the network's dtype cannot hold."""
     return _BY_SCHEME[weight.scheme](graph, place, name, weight)
 
 

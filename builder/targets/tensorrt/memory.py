@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 _INTERVAL_S = 0.5
@@ -53,6 +54,16 @@ class UnusedPages:
                 mapped.madvise(mmap.MADV_DONTNEED)
             if self._is_done.wait(_INTERVAL_S):
                 return
+
+
+def release_pages(array: npt.NDArray[Any]) -> None:
+    """Give back those of a mapped file that ``array``, whose values are contiguous, lies in; of other memory none."""
+    mapped = file_map_of(array)
+    if mapped is None or not array.size:
+        return
+    offset = array.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
+    begin = offset // mmap.PAGESIZE * mmap.PAGESIZE
+    mapped.madvise(mmap.MADV_DONTNEED, begin, offset + array.nbytes - begin)
 
 
 def file_map_of(array: npt.NDArray[Any]) -> mmap.mmap | None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from builder.network.weights import DecoderWeights
 from builder.targets.tensorrt.dequantize import dequantized
@@ -79,9 +80,17 @@ class WeightTensors:
             self.schemes[stored.scheme] = self.schemes.get(stored.scheme, 0) + 1
             if stored.activations is not None:
                 self.activations.add(stored.activations.scheme)
-            tensor = dequantized(self._graph, self.place, name, stored)
+            if stored.scheme == "none":
+                tensor = self._floats(name, stored.values)
+            else:
+                tensor = dequantized(self._graph, self.place, name, stored)
             self._matrices[name] = Matrix(tensor, stored, *self._inputs(name, stored))
         return self._matrices[name]
+
+    def _floats(self, name: str, values: npt.NDArray[Any]) -> Tensor:
+        if self._scratch is None or self._is_external:
+            return self.place(name, float_payload(values, self._graph.dtype, name))
+        return self._graph.constant(name, self._scratch.cast(values, self._graph.dtype, name))
 
     def kv_scales(self, layer: int) -> tuple[Tensor, Tensor] | None:
         """Scales [] of int8 keys and values, float32; None where the checkpoint has none for int8."""
