@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import sys
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 
+from builder.thread_priority import run_beside_others
+
 _CHUNK = 1 << 20
-_NICENESS = 10  # the other work is waited for first
 
 
 def file_sha256(path: Path, stop: threading.Event | None = None) -> str:
@@ -48,8 +47,7 @@ class FileHashes:
         self._thread.join()
 
     def _hash(self) -> None:
-        if sys.platform == "linux":  # there the priority is the thread's own
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        run_beside_others()
         try:
             self._found.set_result({path.name: file_sha256(path, self._stop) for path in self._paths})
         except OSError as error:

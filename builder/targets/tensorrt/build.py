@@ -23,6 +23,7 @@ from builder.targets.tensorrt.options import MODES, NetworkOptions
 from builder.targets.tensorrt.payload import Payload
 from builder.targets.tensorrt.plan import BuiltPlan, write_plan
 from builder.targets.tensorrt.scratch_file import ScratchFile
+from builder.thread_priority import run_beside_others
 
 
 def build_rank(
@@ -49,7 +50,10 @@ def build_rank(
     check_types(sorted(network.types), options.sms, target_of(trt))
     payloads = [*network.payloads.values(), *network.external.values()]
     try:
-        with UnusedPages(payload.array for payload in payloads), ThreadPoolExecutor(1) as beside:
+        with (
+            UnusedPages(each.source for each in payloads),
+            ThreadPoolExecutor(1, initializer=run_beside_others) as beside,
+        ):
             # The compiler takes one core, and of external weights it needs no more than the shapes.
             written = beside.submit(_write_weights, weights_file, network.external) if network.external else None
             plan = write_plan(trt, network, options.sms, plan_file)

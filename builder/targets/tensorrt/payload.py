@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,40 @@ class Payload:
     @property
     def nbytes(self) -> int:
         return int(self.array.nbytes)
+
+    @property
+    def source(self) -> npt.NDArray[Any]:
+        """The array that was read."""
+        return self.array
+
+
+class DeferredCast(Payload):
+    """Floats that are cast when their array is asked for, each time anew: then ``float_payload`` may raise."""
+
+    _values: npt.NDArray[Any]
+    _name: str
+
+    def __init__(self, values: npt.NDArray[Any], dtype: NetworkDtype, name: str) -> None:
+        for field, value in (("dtype", dtype), ("shape", values.shape), ("_values", values), ("_name", name)):
+            object.__setattr__(self, field, value)
+
+    @property
+    def array(self) -> npt.NDArray[Any]:  # type: ignore[override]
+        return float_payload(self._values, cast("NetworkDtype", self.dtype), self._name).array
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.source.size) * np.dtype(_NUMPY_TYPES[self.dtype]).itemsize
+
+    @property
+    def source(self) -> npt.NDArray[Any]:
+        """The array that was read."""
+        return self._values
+
+
+def numpy_type(dtype: ElementType) -> type[np.generic]:
+    """Of a payload's array."""
+    return _NUMPY_TYPES[dtype]
 
 
 def raw_payload(dtype: ElementType, array: npt.NDArray[Any], shape: tuple[int, ...] | None = None) -> Payload:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from builder.network.weights import DecoderWeights
 from builder.targets.tensorrt.dequantize import dequantized
 from builder.targets.tensorrt.graph import Graph, Tensor
-from builder.targets.tensorrt.payload import Payload, float_payload
+from builder.targets.tensorrt.payload import DeferredCast, Payload, float_payload
 from builder.targets.tensorrt.scratch_file import ScratchFile
 from plansmith_errors import BuildError
 
@@ -88,9 +88,12 @@ class WeightTensors:
         return self._matrices[name]
 
     def _floats(self, name: str, values: npt.NDArray[Any]) -> Tensor:
-        if self._scratch is None or self._is_external:
-            return self.place(name, float_payload(values, self._graph.dtype, name))
-        return self._graph.constant(name, self._scratch.cast(values, self._graph.dtype, name))
+        dtype = self._graph.dtype
+        if self._is_external and values.dtype.name != dtype:
+            return self.place(name, DeferredCast(values, dtype, name))  # compiling needs the shape alone
+        if self._is_external or self._scratch is None:
+            return self.place(name, float_payload(values, dtype, name))
+        return self._graph.constant(name, self._scratch.cast(values, dtype, name))
 
     def kv_scales(self, layer: int) -> tuple[Tensor, Tensor] | None:
         """Scales [] of int8 keys and values, float32; None where the checkpoint has none for int8."""
