@@ -2,7 +2,7 @@
 
 #include "native.h"
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#ifdef HAS_INTRINSICS
 #include <immintrin.h>
 
 #define WITH_F16C __attribute__((target("avx2,f16c")))

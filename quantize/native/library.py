@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -28,12 +29,15 @@ _ARGUMENTS = {
     "round_block": (*_SHAPE, *_MATRIX * 5, _POINTER, *_MATRIX * 2),
     "descend_block": (*_SHAPE, *_MATRIX * 6, _POINTER, *_MATRIX),
     "search_scales": (*_SHAPE, *_MATRIX, _POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _INT, _POINTER),
-    "casts_halves": (),
-    "cast_halves": (_SIZE, _POINTER, _POINTER),
-    "multiplies_bfloat16": (),
-    "pack_tokens": (*_SHAPE, *_MATRIX, _POINTER),
-    "add_products": (_SIZE, _POINTER, _POINTER, *(_SIZE,) * 4, _INT, *_MATRIX, *_SHAPE),
     "step_errors": (*_SHAPE, *_MATRIX, _POINTER, _POINTER, _POINTER),
+}
+# Functions written for one kind of processor are not there at all on others: by the one, always there, that tells.
+_OF_SOME_PROCESSORS: dict[str, dict[str, tuple[type, ...]]] = {
+    "casts_halves": {"cast_halves": (_SIZE, _POINTER, _POINTER)},
+    "multiplies_bfloat16": {
+        "pack_tokens": (*_SHAPE, *_MATRIX, _POINTER),
+        "add_products": (_SIZE, _POINTER, _POINTER, *(_SIZE,) * 4, _INT, *_MATRIX, *_SHAPE),
+    },
 }
 
 
@@ -53,10 +57,19 @@ def native_library() -> ctypes.CDLL | None:
         library = ctypes.CDLL(str(built[0]))
         if library.rounding_version() != _VERSION:
             raise OSError(f"version {library.rounding_version()}, expected {_VERSION}")
-        for name, arguments in _ARGUMENTS.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = arguments, ctypes.c_int64
+        _declare(library, _ARGUMENTS)
+        for tells, functions in _OF_SOME_PROCESSORS.items():
+            _declare(library, {tells: ()})
+            if getattr(library, tells)():
+                _declare(library, functions)
     except (OSError, AttributeError) as error:  # of another machine, or of another version
         log.warning("%s cannot be used (%s), so rounding takes several times as long; install again", built[0], error)
         return None
     return library
+
+
+def _declare(library: ctypes.CDLL, functions: Mapping[str, tuple[type, ...]]) -> None:
+    """Raises AttributeError for one that is not there."""
+    for name, arguments in functions.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, ctypes.c_int64

@@ -17,6 +17,11 @@
 #define EXPORT EXPORT_PLAIN
 #endif
 
+/* -DPLAIN_C compiles what processors other than x86-64 get. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(PLAIN_C)
+#define HAS_INTRINSICS
+#endif
+
 enum { OK = -1, DOES_NOT_FIT = -2, OUT_OF_MEMORY = -3 }; /* besides the number of a row */
 #define TINY 0x1p-126f /* smallest normal float32 */
 

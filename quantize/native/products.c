@@ -6,7 +6,7 @@
 
 #include "native.h"
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#ifdef HAS_INTRINSICS
 #include <immintrin.h>
 
 enum {

@@ -2,8 +2,10 @@
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -12,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantize.block_rounding import MX_WAYS, NVFP4_NEIGHBOURS, nvfp4_tensor_scale, round_mxfp4, round_mxfp8, round_nvfp4
-from quantize.native import library
+from quantize.native import casts, library, products
 from quantize.native.kernels import DamagedRowError, Kernels
 from quantize.rounding import MSE_FACTORS, round_fp8, round_fp8_band, round_int4, round_int8, smallest_factor
 
@@ -190,3 +192,20 @@ def test_a_library_of_another_version_is_not_used(tmp_path, monkeypatch, caplog)
     monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
     assert library.native_library.__wrapped__() is None
     assert "cannot be used" in caplog.text
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_processors_without_the_vector_instructions_keep_all_other_kernels(tmp_path, monkeypatch):
+    """As on ARM, where products of bfloat16 and casts by F16C are not compiled at all."""
+    sources = sorted(map(str, Path(library.__file__).parent.glob("*.c")))
+    flags = ["-std=c11", "-O0", "-ffp-contract=off", "-DPLAIN_C", "-shared", "-fPIC"]
+    subprocess.run(["cc", *flags, *sources, "-lm", "-o", str(tmp_path / "rounding.so")], check=True)
+    monkeypatch.delenv(library.SWITCH, raising=False)
+    monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
+    plain = library.native_library.__wrapped__()
+    for module in (casts, products):
+        monkeypatch.setattr(module, "native_library", lambda: plain)
+    assert casts.native_casts.__wrapped__() is None and products.native_products.__wrapped__() is None
+    rows = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
+    rounded, _ = Kernels(plain).int8(rows)
+    assert rounded.values.tobytes() == round_int8(rows).values.tobytes()
