@@ -5,7 +5,8 @@
 Writes a sharded bfloat16 checkpoint of random weights (40 layers: 26 GB) into DIR and removes every output once it is
 measured. The bound is 1.5 GB + 3 x the largest decoder layer as it is stored, in bfloat16. What is measured is the
 largest resident set of the process as the kernel accounts it (ru_maxrss): it counts mapped pages of the source too.
-A calibrated recipe sees the first layers alone, as a model of that many: memory does not grow with depth.
+A calibrated recipe sees the first layers alone, as a model of that many, and the default sample: memory does not grow
+with depth.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import numpy as np
 HIDDEN, INNER, VOCAB, HEADS = 5120, 13824, 32000, 40
 LAYERS_PER_SHARD = 4
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-RECIPES = ("fp8", "int4-rtn", "int4-importance")
+RECIPES = ("fp8", "int4-rtn", "int4-importance", "int4-awq", "int4-gptq")
 LAYER = {
     "input_layernorm": (HIDDEN,),
     **{f"self_attn.{name}_proj": (HIDDEN, HIDDEN) for name in "qkvo"},
@@ -54,19 +55,15 @@ def main() -> None:
         num_layers = arguments.calibrated_layers if calibrated else arguments.layers
         source = checkpoint(arguments.work, num_layers)
         size = sum(file.stat().st_size for file in source.iterdir())
-        seconds, peak = measure(source, arguments.work / "out", recipe, calibrated)
+        seconds, peak = measure(source, arguments.work / "out", recipe)
         within = "yes" if peak <= BOUND else "NO"
         print(f"{recipe:<18}{num_layers:>7}{size / 1e9:>11.1f}{seconds:>9.0f}{peak / 1e9:>9.2f}  {within}", flush=True)
 
 
-def measure(source: Path, output: Path, recipe: str, calibrated: bool) -> tuple[float, float]:
+def measure(source: Path, output: Path, recipe: str) -> tuple[float, float]:
     """Seconds and peak bytes of one process."""
     shutil.rmtree(output, ignore_errors=True)
     command = [sys.executable, "-m", "plansmith", "quantize", str(source), "-o", str(output), "--recipe", recipe, "-q"]
-    if calibrated:
-        for setting in ("num_samples=2", "sequence_length=256"):
-            command += ["--set", f"quantize.calibration.{setting}"]
-        command += ["--set", f"quantize.recipe={recipe}"]
     begin = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
