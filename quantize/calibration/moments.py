@@ -14,7 +14,7 @@ from quantize.calibration.linear_sets import LinearSet
 from quantize.calibration.products import Products
 from quantize.calibration.shelf import Shelved
 from quantize.checkpoint import Checkpoint
-from quantize.freed_memory import return_freed_memory
+from quantize.freed_memory import trim_freed_memory
 from quantize.weight_rule import Int4Settings, Method
 
 _LARGE = 2**26  # bytes of a matrix that is the peak of a layer: no room for what the windows' activations left behind
@@ -81,7 +81,7 @@ class Moments:
             gram.add(seen, Exact(*exact) if any(exact) else None)
             del seen, exact
         if gram.nbytes > _LARGE:
-            return_freed_memory()
+            trim_freed_memory()
         check_finite(module, gram)
         return gram
 
