@@ -47,10 +47,11 @@ ROWS = (
     Row("llmcompressor", "free-int4", "int4", "model_free_ptq W4A16"),
     Row("modelopt", "int4", "int4", "INT4 blockwise"),
     Row("llmcompressor", "free-nvfp4", "nvfp4", "model_free_ptq NVFP4A16"),
-    Row("plansmith", "awq", "calibrated", "INT4 AWQ", calibrated=True),
-    Row("plansmith", "gptq", "calibrated", "INT4 GPTQ", calibrated=True),
-    Row("llmcompressor", "gptq", "calibrated", "INT4 GPTQ", calibrated=True),
-    Row("modelopt", "awq", "calibrated", "INT4 AWQ", calibrated=True),
+    Row("plansmith", "awq", "awq", "INT4 AWQ", calibrated=True),
+    Row("plansmith", "gptq", "gptq", "INT4 GPTQ", calibrated=True),
+    Row("plansmith", "gptq-alone", "gptq", "INT4 GPTQ, each linear for itself", calibrated=True),
+    Row("llmcompressor", "gptq", "gptq", "INT4 GPTQ", calibrated=True),
+    Row("modelopt", "awq", "awq", "INT4 AWQ", calibrated=True),
 )
 PLANSMITH, PEERS = "plansmith", ("llmcompressor", "modelopt")
 
@@ -61,6 +62,7 @@ _LINEARS: dict[str, dict[str, Any]] = {
     "nvfp4": {"scheme": "nvfp4", "scale": "absmax"},
     "awq": {**_INT4, "method": "awq"},
     "gptq": {**_INT4, "method": "gptq"},
+    "gptq-alone": {**_INT4, "method": "gptq"},
 }
 
 
@@ -73,4 +75,6 @@ def recipe_of(job: str, windows: Windows, text: Path) -> dict[str, Any]:
             "num_samples": windows.count,
             "sequence_length": windows.length,
         }
+        if job.endswith("-alone"):
+            recipe["calibration"]["compensates_drift"] = False
     return recipe
