@@ -6,25 +6,28 @@ import json
 import os
 from pathlib import Path
 
-from builder.sharding.tasks import RankResult, RankTask
+from builder.sharding.tasks import Besides, RankResult, RankTask
 
 _PREFIX = ".built-rank"
 
 
-def keep(result: RankResult, task: RankTask, built: Path, engine: Path) -> None:
-    """Move the rank's files from ``built`` to the directory ``engine``; its record, written last, makes them whole."""
+def keep(result: RankResult, key: str, built: Path, engine: Path) -> None:
+    """Move the rank's files from ``built`` to the directory ``engine``; its record, written last, makes them whole.
+
+    ``key``: of its task.
+    """
     names = sorted(file.name for file in built.iterdir())
     for name in names:
         _flush(built / name)
         (built / name).replace(engine / name)
     record = {
-        "key": task.key,
+        "key": key,
         "files": {name: (engine / name).stat().st_size for name in names},
         "report": result.report,
         "seconds": result.seconds,
         "peak_rss_bytes": result.peak_rss_bytes,
     }
-    path = _record(engine, task.rank)
+    path = _record(engine, result.rank)
     unfinished = path.with_suffix(".partial")
     unfinished.write_text(json.dumps(record), encoding="utf-8")
     _flush(unfinished)
@@ -32,12 +35,12 @@ def keep(result: RankResult, task: RankTask, built: Path, engine: Path) -> None:
     built.rmdir()
 
 
-def find(task: RankTask, engine: Path) -> RankResult | None:
+def find(task: RankTask, engine: Path, besides: Besides) -> RankResult | None:
     """What an earlier run built, where it is of the same task and every file is there at its size."""
     try:
         record = json.loads(_record(engine, task.rank).read_text(encoding="utf-8"))
         sizes = {name: (engine / name).stat().st_size for name in record["files"]}
-        if record["key"] != task.key or sizes != record["files"]:
+        if record["key"] != task.key(besides()) or sizes != record["files"]:
             return None
         return RankResult(
             rank=task.rank,

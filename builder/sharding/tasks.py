@@ -11,25 +11,26 @@ from typing import Any, Literal
 Progress = Callable[[int, int, int, str], None]
 """Called with a rank, its weights done, its weights in all and the name of the weight that is being added."""
 
+Besides = Callable[[], Mapping[str, Any]]
+"""What the files of all ranks depend on besides their tasks, in JSON; it may take a while to be known."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankTask:
     """``function``, "package.module:name", is called as ``function(arguments, output, on_weight)`` in its own process.
 
     It writes the rank's files into the empty directory ``output``, tells ``on_weight(done, total, name)``, and returns
-    its report. Arguments and report are JSON; with what is ``known_later`` they name all that the files depend on.
+    its report. Arguments and report are JSON.
     """
 
     rank: int
     function: str
     arguments: Mapping[str, Any]
     memory_bytes: int  # resident at most, as estimated
-    known_later: Callable[[], Mapping[str, Any]] = dict  # what the files depend on besides; asked for when one is there
 
-    @property
-    def key(self) -> str:
-        """Names what the files depend on."""
-        data = json.dumps([self.rank, self.function, {**self.arguments, **self.known_later()}], sort_keys=True)
+    def key(self, besides: Mapping[str, Any]) -> str:
+        """Names what the files depend on: this task, and what is ``besides`` it."""
+        data = json.dumps([self.rank, self.function, {**self.arguments, **besides}], sort_keys=True)
         return hashlib.blake2b(data.encode(), digest_size=16).hexdigest()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from builder.sharding import records
-from builder.sharding.tasks import OnOutcome, Outcome, Progress, RankFailure, RankResult, RankTask
+from builder.sharding.tasks import Besides, OnOutcome, Outcome, Progress, RankFailure, RankResult, RankTask
 from plansmith_errors import BuildError
 
 _log = logging.getLogger(__name__)
@@ -42,8 +42,11 @@ def build_ranks(
     engine: Path,
     executor: Executor,
     on_progress: Progress = lambda rank, done, total, name: None,
+    besides: Besides = dict,
 ) -> list[RankResult]:
     """Build every task's files into the directory ``engine``; results in the order of ``tasks``.
+
+    ``besides`` is asked for where a rank is there already, or when one is built.
 
     A rank that fails does not spoil the others: they are built, and stay in ``engine`` for a next call, which builds
     only what is missing. Raises BuildError that names the ranks that failed. When the engine is whole, the caller
@@ -51,7 +54,7 @@ def build_ranks(
     """
     scratch = engine / _SCRATCH
     shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed
-    results = _reused(tasks, engine, executor)
+    results = _reused(tasks, engine, executor, besides)
     failures: dict[int, RankFailure] = {}
     by_rank = {task.rank: task for task in tasks}
 
@@ -61,7 +64,7 @@ def build_ranks(
             _log.info("rank %d failed: %s", rank, outcome.message.strip().splitlines()[-1])
             failures[rank] = outcome
             return
-        records.keep(outcome, by_rank[rank], scratch / f"rank{rank}", engine)
+        records.keep(outcome, by_rank[rank].key(besides()), scratch / f"rank{rank}", engine)
         results[rank] = outcome
         _log.info("rank %d built in %.1f s (%d of %d)", rank, outcome.seconds, len(results), len(tasks))
 
@@ -77,10 +80,10 @@ def build_ranks(
     return [results[task.rank] for task in tasks]
 
 
-def _reused(tasks: Sequence[RankTask], engine: Path, executor: Executor) -> dict[int, RankResult]:
+def _reused(tasks: Sequence[RankTask], engine: Path, executor: Executor, besides: Besides) -> dict[int, RankResult]:
     results = {}
     for task in tasks:
-        found = records.find(task, engine)
+        found = records.find(task, engine, besides)
         if found is not None:
             results[task.rank] = found
             executor.learn(task, found)

@@ -96,7 +96,25 @@ def with_key(made: list[RankTask]) -> list[RankTask]:
     """The same task whether it fails or not."""
 
     class Task(RankTask):
-        key = property(lambda self: f"rank {self.rank}")  # type: ignore[assignment]
+        def key(self, besides):
+            return f"rank {self.rank}"
+
+    return [Task(**vars(task)) for task in made]
+
+
+def test_ranks_of_another_source_are_built_again(engine, log):
+    with pytest.raises(BuildError, match="the other 2 are built and kept"):
+        build_ranks(with_source(tasks(log, fail={"1": "refuse"})), engine, executor(), besides=lambda: {"source": "a"})
+    results = build_ranks(with_source(tasks(log)), engine, executor(), besides=lambda: {"source": "b"})
+    assert not any(result.reused for result in results)
+
+
+def with_source(made: list[RankTask]) -> list[RankTask]:
+    """The same task but for what is besides it."""
+
+    class Task(RankTask):
+        def key(self, besides):
+            return f"rank {self.rank} of {besides['source']}"
 
     return [Task(**vars(task)) for task in made]
 

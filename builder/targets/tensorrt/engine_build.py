@@ -88,11 +88,12 @@ def _reused(job: BuildJob, sms: Sequence[int], plans: Path) -> tuple[list[RankRe
 def _run(job: BuildJob, tasks: Sequence[RankTask]) -> list[RankResult]:
     executor = make_executor(job.options.executor or "local", job.options.max_build_workers)
     with _kept_when_stopped(job.output, job.resume_state):
-        return build_ranks(tasks, job.output, executor, _Progress(job, len(tasks)))
+        progress = _Progress(job, len(tasks))
+        return build_ranks(tasks, job.output, executor, progress, lambda: {"source": job.source_hashes()})
 
 
 def _task(job: BuildJob, rank: Rank, sms: Sequence[int], weight_file: str | None = None) -> RankTask:
-    """Its arguments name all that the rank's files depend on. With ``weight_file`` nothing but that is written."""
+    """Its arguments name all that the rank's files depend on besides the source. With ``weight_file`` nothing but that is written."""
     arguments: dict[str, Any] = {
         "checkpoint": str(job.checkpoint.path.resolve()),
         "versions": job.versions,
@@ -108,7 +109,6 @@ def _task(job: BuildJob, rank: Rank, sms: Sequence[int], weight_file: str | None
         function=_BUILD if weight_file is None else _WRITE_WEIGHTS,
         arguments=arguments,
         memory_bytes=build_memory(job.weights, job.spec, rank, embedded=embedded),
-        known_later=lambda: {"source": job.source_hashes()},
     )
 
 
