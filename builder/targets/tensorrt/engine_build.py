@@ -93,7 +93,7 @@ def _run(job: BuildJob, tasks: Sequence[RankTask]) -> list[RankResult]:
 
 
 def _task(job: BuildJob, rank: Rank, sms: Sequence[int], weight_file: str | None = None) -> RankTask:
-    """Its arguments name all that the rank's files depend on besides the source. With ``weight_file`` only that is written."""
+    """Its arguments name what the rank's files depend on besides the source; ``weight_file``: only that is written."""
     arguments: dict[str, Any] = {
         "checkpoint": str(job.checkpoint.path.resolve()),
         "versions": job.versions,
