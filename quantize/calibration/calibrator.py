@@ -26,7 +26,7 @@ from quantize.calibration.hidden_states import HiddenStates
 from quantize.calibration.layer_quantizer import LayerQuantizer
 from quantize.calibration.layer_weights import LayerWeights
 from quantize.calibration.linear_sets import LinearSet, linear_sets
-from quantize.calibration.moments import Moments, check_finite
+from quantize.calibration.moments import Moments, check_finite, trim_if_large
 from quantize.calibration.products import Products
 from quantize.calibration.ranges import Ranges
 from quantize.calibration.runner import LayerRunner, Observe
@@ -270,6 +270,7 @@ class Calibrator:
         self._coverage.end()
         for module, gram in grams.items():
             check_finite(module, gram)
+        trim_if_large(grams.values())
         return grams
 
     def _observer(self, ranges: Ranges) -> Observe:

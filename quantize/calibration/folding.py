@@ -43,13 +43,12 @@ class Folding:
         """Divide the producer's channels by ``factors`` [in]; return them as they really are, [in]."""
         by_channel = np.ones(int(self.channels.max()) + 1)
         by_channel[self.channels] = factors
-        matrix = self.weights[f"{self.producer}.weight"]
-        if matrix.ndim == 1:
+        if len(self.weights.shape(f"{self.producer}.weight")) == 1:
             by_channel = self._fold_vector(f"{self.producer}.weight", by_channel, self.norm_adds_one)
         else:
             if f"{self.producer}.bias" in self.weights:
                 by_channel = self._fold_vector(f"{self.producer}.bias", by_channel)
-            self.weights[f"{self.producer}.weight"] = (matrix / by_channel[:, None]).astype(np.float32)
+            self.weights.scale_rows(f"{self.producer}.weight", by_channel)
         return by_channel[self.channels].astype(np.float32)
 
     def _fold_vector(

@@ -42,7 +42,7 @@ class LayerQuantizer:
         shared = folding.shared(gram.mean_square)
         factors = folding.fold(search_factors(weights, gram.matrix(), shared, self.rules[names[0]], self.pool))
         for name in names:
-            self.weights[name] = self.weights[name] * factors
+            self.weights.scale_columns(name, factors)
             self._factors[name] = factors
 
     def round(self, names: Sequence[str], gram: Gram) -> dict[str, PreparedTensor]:

@@ -20,6 +20,14 @@ class LayerWeights(MutableMapping[str, Float32]):
         """Set a matrix that is only multiplied with from here on: it may be held as linears multiply it."""
         self[name] = values
 
+    def scale_columns(self, name: str, factors: Float32) -> None:
+        """Multiply a matrix [out, in] with ``factors`` [in]."""
+        self[name] = self[name] * factors
+
+    def scale_rows(self, name: str, divisors: npt.NDArray[np.float64]) -> None:
+        """Divide a matrix [out, in] by ``divisors`` [out]."""
+        self[name] = (self[name] / divisors[:, None]).astype(np.float32)
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Without reading it."""
         return self[name].shape

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from quantize.checkpoint import Checkpoint
 from quantize.freed_memory import trim_freed_memory
 from quantize.weight_rule import Int4Settings, Method
 
-_LARGE = 2**26  # bytes of a matrix that is the peak of a layer: no room for what the windows' activations left behind
+_LARGE = 2**26  # bytes of matrices: smaller ones come more often than giving memory back is worth
 _AT_A_TIME = 4  # windows whose inputs are added at once: they may come from a file
 
 
@@ -80,14 +80,19 @@ class Moments:
             )
             gram.add(seen, Exact(*exact) if any(exact) else None)
             del seen, exact
-        if gram.nbytes > _LARGE:
-            trim_freed_memory()
+        trim_if_large([gram])
         check_finite(module, gram)
         return gram
 
     def _gram(self, module: str, rules: Sequence[Sequence[str]], kind: type[Gram]) -> Gram:
         columns = self.checkpoint.info(f"{module}.weight").shape[1]
         return kind(columns, self.products, full=any(self.rules[names[0]].method != "importance" for names in rules))
+
+
+def trim_if_large(grams: Iterable[Gram]) -> None:
+    """Give back what computing the windows has freed, before the most memory of the layer is taken."""
+    if sum(gram.nbytes for gram in grams) > _LARGE:
+        trim_freed_memory()
 
 
 def check_finite(module: str, gram: Gram) -> None:

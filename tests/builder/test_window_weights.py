@@ -14,6 +14,7 @@ from calibrated_llama import save_with_tokenizer
 import builder
 import quantize
 from builder.targets.reference.window_weights import Bfloat16Weights
+from quantize import LayerWeights
 
 
 def matrix(dtype: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -45,6 +46,20 @@ def test_linears_multiply_what_was_set_last() -> None:
     np.testing.assert_array_equal(weights["w"], rounded.float().numpy())
     del weights["w"]
     assert not weights
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32])
+def test_scaling_is_that_of_the_values(dtype: Any) -> None:
+    rng = np.random.default_rng(1)
+    columns, rows = rng.lognormal(size=8).astype(np.float32), rng.lognormal(size=300)
+    plain, compact = LayerWeights([("w", matrix(dtype))]), Bfloat16Weights([("w", matrix(dtype))])
+    for weights in (plain, compact):
+        weights.scale_columns("w", columns)
+        weights.scale_rows("w", rows)
+    np.testing.assert_array_equal(compact["w"], plain["w"])
+    assert torch.equal(compact.bfloat16("w"), torch.from_numpy(plain["w"]).bfloat16())
+    compact.settle("w", plain["w"])
+    assert torch.equal(compact.bfloat16("w"), torch.from_numpy(plain["w"]).bfloat16())
 
 
 def test_a_layer_is_multiplied_in_the_precision_of_its_calibration(tmp_path: Path) -> None:

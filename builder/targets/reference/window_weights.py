@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Float32 = npt.NDArray[np.float32]
+Scale = Callable[[Float32], Float32]
 
 _CAPABILITIES = ("avx512_bf16", "amx_bf16", "bf16")  # the last is ARM's
 
@@ -36,7 +37,8 @@ class Bfloat16Weights(LayerWeights):
     def __init__(self, weights: Iterable[tuple[str, Float32]]) -> None:
         super().__init__(())
         self._matrices: dict[str, Tensor] = {}
-        self._halves: dict[str, Tensor] = {}  # of matrices that are held in other types
+        self._scales: dict[str, list[Scale]] = {}  # by which a matrix is scaled, in turn, when it is asked for
+        self._halves: dict[str, Tensor] = {}  # of matrices that are held in other types, or scaled
         self._lock = threading.Lock()
         self.update(weights)
 
@@ -45,11 +47,10 @@ class Bfloat16Weights(LayerWeights):
         import torch
 
         with self._lock:
-            matrix = self._matrices[name]
-            if matrix.dtype == torch.bfloat16:
-                return matrix
+            if name not in self._scales and self._matrices[name].dtype == torch.bfloat16:
+                return self._matrices[name]
             if name not in self._halves:
-                self._halves[name] = matrix.bfloat16()
+                self._halves[name] = torch.from_numpy(self[name]).bfloat16()
             return self._halves[name]
 
     def forget_copies(self) -> None:
@@ -61,9 +62,15 @@ class Bfloat16Weights(LayerWeights):
         """See LayerWeights."""
         import torch
 
-        with self._lock:
-            self._matrices[name] = torch.from_numpy(values).bfloat16()
-            self._halves.pop(name, None)
+        self._hold(name, torch.from_numpy(values).bfloat16())
+
+    def scale_columns(self, name: str, factors: Float32) -> None:
+        """See LayerWeights. The scaled values would take twice the bytes."""
+        self._scale(name, lambda values: values * factors)
+
+    def scale_rows(self, name: str, divisors: npt.NDArray[np.float64]) -> None:
+        """See LayerWeights."""
+        self._scale(name, lambda values: (values / divisors[:, None]).astype(np.float32))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """See LayerWeights."""
@@ -73,20 +80,32 @@ class Bfloat16Weights(LayerWeights):
         if name not in self._matrices:
             return super().__getitem__(name)
         values: Float32 = self._matrices[name].float().numpy()
+        for scale in self._scales.get(name, ()):
+            values = scale(values)
         return values
 
     def __setitem__(self, name: str, values: Float32) -> None:
         if values.ndim == 1:
             super().__setitem__(name, values)
             return
-        with self._lock:
-            self._matrices[name] = _compact(values)
-            self._halves.pop(name, None)
+        self._hold(name, _compact(values))
 
     def __delitem__(self, name: str) -> None:
         if self._matrices.pop(name, None) is None:
             super().__delitem__(name)
         self._halves.pop(name, None)
+        self._scales.pop(name, None)
+
+    def _hold(self, name: str, matrix: Tensor) -> None:
+        with self._lock:
+            self._matrices[name] = matrix
+            self._halves.pop(name, None)
+            self._scales.pop(name, None)
+
+    def _scale(self, name: str, scale: Scale) -> None:
+        with self._lock:
+            self._scales.setdefault(name, []).append(scale)
+            self._halves.pop(name, None)
 
     def __iter__(self) -> Iterator[str]:
         yield from super().__iter__()
