@@ -6,7 +6,9 @@ bindings, shapes, addresses, pools, ranks in their own processes. What is not: T
 
 from __future__ import annotations
 
+import atexit
 import json
+import shutil
 import tempfile
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -269,7 +271,9 @@ class FakeGpu:
         return FakeExecutionContext(engine)
 
     def new_unique_id(self):
-        return tempfile.mkdtemp(prefix="fake-nccl-").encode()
+        directory = tempfile.mkdtemp(prefix="fake-nccl-")
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+        return directory.encode()
 
     def join(self, unique_id, rank, tp_size, world_size):
         return FakeCommunicator(Path(unique_id.decode()), self.device, rank, tp_size)
