@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Float32 = npt.NDArray[np.float32]
-Scale = Callable[[Float32], Float32]
+Scale = Callable[[Float32], object]
+"""Changes values in place: a matrix in doubles beside them would be the peak of a layer."""
 
 _CAPABILITIES = ("avx512_bf16", "amx_bf16", "bf16")  # the last is ARM's
 
@@ -66,11 +67,11 @@ class Bfloat16Weights(LayerWeights):
 
     def scale_columns(self, name: str, factors: Float32) -> None:
         """See LayerWeights. The scaled values would take twice the bytes."""
-        self._scale(name, lambda values: values * factors)
+        self._scale(name, lambda values: np.multiply(values, factors, out=values))
 
     def scale_rows(self, name: str, divisors: npt.NDArray[np.float64]) -> None:
         """See LayerWeights."""
-        self._scale(name, lambda values: (values / divisors[:, None]).astype(np.float32))
+        self._scale(name, lambda values: np.divide(values, divisors[:, None], out=values, casting="same_kind"))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """See LayerWeights."""
@@ -79,9 +80,12 @@ class Bfloat16Weights(LayerWeights):
     def __getitem__(self, name: str) -> Float32:
         if name not in self._matrices:
             return super().__getitem__(name)
-        values: Float32 = self._matrices[name].float().numpy()
-        for scale in self._scales.get(name, ()):
-            values = scale(values)
+        matrix, scales = self._matrices[name], self._scales.get(name, [])
+        values: Float32 = matrix.float().numpy()
+        if scales and matrix.element_size() == values.itemsize:  # the matrix itself
+            values = values.copy()
+        for scale in scales:
+            scale(values)
         return values
 
     def __setitem__(self, name: str, values: Float32) -> None:
