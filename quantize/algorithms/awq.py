@@ -6,41 +6,54 @@ The search needs no tokens: through the Gram matrix G of the inputs the squared 
 from __future__ import annotations
 
 from concurrent.futures import Executor
+from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from quantize.algorithms.arithmetic import Arithmetic
 from quantize.algorithms.grid import decode, encode, range_grid
 from quantize.algorithms.symmetric import quadratic
-from quantize.tiles import tiles
+from quantize.tiles import run_all, tiles
 from quantize.weight_rule import Int4Settings
 
 Float32 = npt.NDArray[np.float32]
 
 ALPHAS = tuple(float(alpha) for alpha in np.linspace(0.0, 1.0, 11).round(2))
-_OUTPUTS = 128  # of one task
-_MOST_OUTPUTS = 512  # that the strength is chosen by: it is one number for all of them
+_OUTPUTS = 64  # of one task
 
 
 def search_factors(
-    weights: Float32, gram: Float32, mean_square: Float32, settings: Int4Settings, pool: Executor
+    weights: Float32,
+    gram: Float32,
+    mean_square: Float32,
+    settings: Int4Settings,
+    pool: Executor,
+    arithmetic: Arithmetic[Any],
 ) -> Float32:
-    """Factors [in] of the columns of a weight matrix, given transposed: ``weights`` [in, out].
+    """Factors [in] of the columns of a weight matrix, given transposed: ``weights`` [in, out], of outputs that stand
+    for all.
 
     ``gram`` [in, in] is E[x x']. ``mean_square`` [in] decides the factors: equal entries, of columns whose inputs can
-    only be scaled together, get equal factors. Of eleven strengths the one of the least output error is taken, over
-    some hundred outputs that stand for all; the first of them leaves all as it is.
+    only be scaled together, get equal factors. Of eleven strengths the one of the least output error is taken (of every
+    second, then of its neighbours); the first of them leaves all as it is. ``arithmetic`` is that of errors.
     """
-    candidates = [_factors(mean_square, alpha) for alpha in ALPHAS]
-    sample = weights[:, :: -(-weights.shape[1] // _MOST_OUTPUTS)]
+    change = np.empty_like(weights)
 
-    def errors(outputs: slice) -> list[float]:
-        block = np.ascontiguousarray(sample[:, outputs])
-        return [_output_error(block, gram, factors, settings) for factors in candidates]
+    @cache
+    def error(strength: int) -> float:
+        factors = _factors(mean_square, ALPHAS[strength])
 
-    # Summed in the order of the outputs, whichever task ends first: the same bytes every time.
-    totals = np.sum(list(pool.map(errors, tiles(sample.shape[1], _OUTPUTS))), axis=0)
-    return candidates[int(np.argmin(totals))]
+        def round_some(outputs: slice) -> None:
+            change[:, outputs] = _change(weights[:, outputs], factors, settings)
+
+        run_all(pool, round_some, tiles(weights.shape[1], _OUTPUTS))
+        return quadratic(gram, change, pool, arithmetic)
+
+    best = min(range(0, len(ALPHAS), 2), key=error)
+    around = range(max(best - 1, 0), min(best + 2, len(ALPHAS)))
+    return _factors(mean_square, ALPHAS[min(around, key=error)])
 
 
 def _factors(mean_square: Float32, alpha: float) -> Float32:
@@ -52,10 +65,11 @@ def _factors(mean_square: Float32, alpha: float) -> Float32:
     return np.asarray(factors / np.sqrt(factors.max() * factors.min()), np.float32)
 
 
-def _output_error(weights: Float32, gram: Float32, factors: Float32, settings: Int4Settings) -> float:
+def _change(weights: Float32, factors: Float32, settings: Int4Settings) -> Float32:
+    """What rounding does to ``weights`` [in, outputs], scaled by ``factors`` meanwhile."""
     scaled = weights * factors[:, None]
     grid = range_grid(scaled, settings.group_size, symmetric=settings.symmetric)
     change = decode(encode(scaled, grid), grid)
     change /= factors[:, None]
     change -= weights
-    return quadratic(gram, change)
+    return change

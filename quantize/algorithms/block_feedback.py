@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from quantize.algorithms.grid import Grid
+from quantize.algorithms.grid import Grid, stored
 from quantize.native.feedback import native_feedback
 
 Float32 = npt.NDArray[np.float32]
+
+_LONG = 256  # rows of a block from which on a matrix library, which does not say its order of sums, is faster
 
 
 def round_block(
@@ -36,6 +38,50 @@ def round_block(
         values[k] = rounded
         errors[k] = weights[k] - (rounded - zeros) * scales
         target[:k] += feedback[k, :k, None] * errors[k]
+
+
+def times_steps(within: Float32, values: npt.NDArray[np.uint8], zeros: Float32) -> Float32:
+    """``within`` [n, n] times the steps, which are ``values`` [n, out] without ``zeros`` [out]: [n, out]."""
+    if len(within) > _LONG:
+        return np.asarray(within @ np.subtract(values, zeros, dtype=np.float32), np.float32)
+    products, native = np.zeros(values.shape, np.float32), native_feedback()
+    if native is not None:
+        native.times_steps(within, values, products, zeros)
+        return products
+    for j, row in enumerate(values):
+        products += within[:, j, None] * np.subtract(row, zeros, dtype=np.float32)
+    return products
+
+
+def fit_scales(
+    gradient: Float32,
+    of_steps: Float32,
+    weights: Float32,
+    values: npt.NDArray[np.uint8],
+    errors: Float32,
+    grid: Grid,
+    first: Float32,
+    most: float,
+) -> None:
+    """The scales [1, out] of a ``grid`` of one group of the least output error, given ``values``. All else [n, out].
+
+    ``gradient`` is H times the errors, ``of_steps`` H times the steps, which are ``values`` without the zeros. Both
+    the gradient and the ``errors`` (of the decoded values to ``weights``) become those of the scales that are found,
+    which are not further from ``first`` [out] than by the factor ``most``.
+    """
+    native, scales, zeros = native_feedback(), grid.scales[0], grid.zeros[0]
+    if native is not None:
+        is_half = grid.dtype == np.float16
+        native.fit_scales(gradient, of_steps, weights, values, errors, scales, first, zeros, most, half=is_half)
+        return
+    steps = np.subtract(values, zeros, dtype=np.float32)
+    slope, curvature = ((steps * each).sum(axis=0) for each in (gradient, of_steps))
+    # Where all steps are zero any scale is as good.
+    change = np.divide(slope, curvature, out=np.zeros_like(slope), where=curvature > 0)
+    found = stored(np.clip(scales - change, first / np.float32(most), first * np.float32(most)), grid.dtype)
+    gradient += (found - scales) * of_steps
+    errors[:] = steps * found - weights
+    scales[:] = found
 
 
 def descend_block(

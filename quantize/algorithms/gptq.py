@@ -8,27 +8,34 @@ columns are laid out from the last to the first, so that it is the lower one, wh
 from __future__ import annotations
 
 from concurrent.futures import Executor
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from quantize.algorithms.arithmetic import Arithmetic, product
 from quantize.algorithms.block_feedback import round_block
 from quantize.algorithms.cholesky import factorized
 from quantize.algorithms.grid import Grid, range_grid
 from quantize.algorithms.scale_search import search_grid
 from quantize.algorithms.symmetric import damped, reordered
-from quantize.tiles import run_all, tiles
+from quantize.tiles import tiles
 from quantize.weight_rule import Int4Settings
 
 Float32 = npt.NDArray[np.float32]
 Values = npt.NDArray[np.uint8]
+F = TypeVar("F")
 
 _BLOCK = 128  # columns whose feedback is added one by one; that of earlier columns is one matrix product
 _OUTPUTS = 2048  # at a time: their errors are kept until the last column is rounded
 
 
-def gptq(weights: Float32, gram: Float32, settings: Int4Settings, pool: Executor) -> tuple[Values, Grid]:
+def gptq(
+    weights: Float32, gram: Float32, settings: Int4Settings, pool: Executor, arithmetic: Arithmetic[Any]
+) -> tuple[Values, Grid]:
     """Values 0..15 [in, out] and their grid, for ``weights`` [in, out] and E[x x'] ``gram`` [in, in].
+
+    ``arithmetic`` is that of the feedback from block to block.
 
     With ``act_order`` the columns of the largest inputs come first, against scales that were fixed before; without it
     the scales of a group are found when its turn comes, from weights that carry the feedback.
@@ -38,13 +45,17 @@ def gptq(weights: Float32, gram: Float32, settings: Int4Settings, pool: Executor
         order = np.argsort(-np.diagonal(gram), kind="stable")
     order = order[::-1]
     with reordered(gram, order, pool), damped(gram, settings.damping), factorized(gram, pool) as factor:
-        if settings.act_order:
-            return _against_fixed_scales(weights, factor.lower, order, settings, pool)
-        return _group_by_group(weights, factor.lower, order, settings, pool)
+        rounded = _against_fixed_scales if settings.act_order else _group_by_group
+        return rounded(weights, factor.lower, order, settings, pool, arithmetic)
 
 
 def _against_fixed_scales(
-    weights: Float32, lower: Float32, order: npt.NDArray[np.int64], settings: Int4Settings, pool: Executor
+    weights: Float32,
+    lower: Float32,
+    order: npt.NDArray[np.int64],
+    settings: Int4Settings,
+    pool: Executor,
+    arithmetic: Arithmetic[Any],
 ) -> tuple[Values, Grid]:
     pivots = np.empty(len(order), np.float32)
     pivots[order] = np.square(np.diagonal(lower))
@@ -52,7 +63,7 @@ def _against_fixed_scales(
     values = np.empty(weights.shape, np.uint8)
     for begin in range(0, weights.shape[1], _OUTPUTS):
         outputs = slice(begin, begin + _OUTPUTS)
-        rounding = _Rounding(weights[order, outputs], lower, order // settings.group_size, pool)
+        rounding = _Rounding(weights[order, outputs], lower, order // settings.group_size, pool, arithmetic)
         for rows in reversed(_blocks(len(order), _BLOCK)):
             rounding.round(rows, rounding.target(rows), grid.columns(outputs.start, outputs.stop))
         values[order, outputs] = rounding.values
@@ -60,12 +71,17 @@ def _against_fixed_scales(
 
 
 def _group_by_group(
-    weights: Float32, lower: Float32, order: npt.NDArray[np.int64], settings: Int4Settings, pool: Executor
+    weights: Float32,
+    lower: Float32,
+    order: npt.NDArray[np.int64],
+    settings: Int4Settings,
+    pool: Executor,
+    arithmetic: Arithmetic[Any],
 ) -> tuple[Values, Grid]:
     size, pivots = settings.group_size, np.square(np.diagonal(lower))
     shape = len(order) // size, weights.shape[1]
     scales, zeros = np.empty(shape, np.float32), np.empty(shape, np.float32)
-    rounding, dtypes = _Rounding(weights[order], lower, order // size, pool), []
+    rounding, dtypes = _Rounding(weights[order], lower, order // size, pool, arithmetic), []
     for group, rows in enumerate(reversed(_blocks(len(order), size))):
         target = rounding.target(rows)
         found = _find_grid(target, pivots[rows], settings, pool)
@@ -77,31 +93,41 @@ def _group_by_group(
     return values, Grid(scales, zeros, np.result_type(*dtypes))
 
 
-class _Rounding:
+class _Rounding(Generic[F]):
     """All arrays [in, ...] have the column that comes first last. U[j, k] is ``lower[j, k] / lower[k, k]``."""
 
-    def __init__(self, weights: Float32, lower: Float32, groups: npt.NDArray[np.int64], pool: Executor) -> None:
-        self._weights, self._lower, self._pool = weights, lower, pool
+    def __init__(
+        self,
+        weights: Float32,
+        lower: Float32,
+        groups: npt.NDArray[np.int64],
+        pool: Executor,
+        arithmetic: Arithmetic[F],
+    ) -> None:
+        self._weights, self._lower, self._pool, self._arithmetic = weights, lower, pool, arithmetic
         self._groups = groups.astype(np.int32)
-        self._errors = np.empty_like(weights)
+        self._tiles = tiles(weights.shape[1])
+        self._errors = list(pool.map(lambda tile: arithmetic.pack(np.zeros_like(weights[:, tile])), self._tiles))
         self.values = np.empty(weights.shape, np.uint8)
 
     def target(self, rows: slice) -> Float32:
         """Weights with the feedback of all columns that came before."""
-        target, before = self._weights[rows].copy(), slice(rows.stop, None)
-        own = np.diagonal(self._lower)[rows, None]
+        target, own = self._weights[rows].copy(), np.diagonal(self._lower)[rows]
+        before = self._arithmetic.pack(self._lower[rows.stop :, rows] / own)
 
-        def add(outputs: slice) -> None:
-            target[:, outputs] += self._lower[before, rows].T @ self._errors[before, outputs] / own
+        def add(outputs: slice, errors: F) -> None:
+            part = target[:, outputs]
+            part += product(self._arithmetic, before, self._arithmetic.rest(errors, rows.stop), part.shape)
 
-        run_all(self._pool, add, tiles(target.shape[1]))
+        list(self._pool.map(add, self._tiles, self._errors))
         return target
 
     def round(self, rows: slice, target: Float32, grid: Grid) -> None:
         """``target``, which is used up, to values and errors; the ``grid`` is that of all columns."""
         within = self._lower[rows, rows] / np.diagonal(self._lower)[rows]
 
-        def task(outputs: slice) -> None:
+        def task(outputs: slice, errors: F) -> None:
+            own = np.empty_like(target[:, outputs])
             round_block(
                 target[:, outputs],
                 self._weights[rows, outputs],
@@ -109,10 +135,11 @@ class _Rounding:
                 grid.columns(outputs.start, outputs.stop),
                 self._groups[rows],
                 self.values[rows, outputs],
-                self._errors[rows, outputs],
+                own,
             )
+            self._arithmetic.replace(errors, rows.start, own)
 
-        run_all(self._pool, task, tiles(target.shape[1]))
+        list(self._pool.map(task, self._tiles, self._errors))
 
 
 def _find_grid(weights: Float32, pivots: Float32, settings: Int4Settings, pool: Executor) -> Grid:

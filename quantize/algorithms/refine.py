@@ -1,28 +1,32 @@
 """After rounding: integers and scales settle together, each the best for the other, through the Gram matrix.
 
-In turns: a sweep of coordinate descent over the columns (QuantEase, arXiv 2309.01885), where each value moves to the
-grid point of the least output error, all others given; then, given the integers, an output's scales by least squares.
+Coordinate descent (QuantEase, arXiv 2309.01885), all else given: a group's scale by least squares, then each of its
+values to the grid point of the least output error. Both need the same gradient, one product of the Gram matrix.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from quantize.algorithms.block_feedback import descend_block
-from quantize.algorithms.grid import Grid, Values, decode, stored
+from quantize.algorithms.arithmetic import Arithmetic, product
+from quantize.algorithms.block_feedback import descend_block, fit_scales, times_steps
+from quantize.algorithms.grid import Grid, Values, decode
 from quantize.algorithms.symmetric import damped
 from quantize.tiles import output_tiles, run_all
 from quantize.weight_rule import Int4Settings
 
 Float32 = npt.NDArray[np.float32]
+F = TypeVar("F")
 
-_ROUNDS = 3  # the first brings two thirds of what there is to gain, the fourth 2% of the error
-_BLOCK = 64  # columns whose changes are followed one by one; the gradient of the others is one matrix product
-_RIDGE = 1e-3  # towards the scales before, as a share of the mean: a group of zeros leaves its scale undetermined
+_ROUNDS = 2
+_BLOCK = 64  # rows of a group whose changes are followed one by one; the gradient of the others is one matrix product
 _LARGEST_CHANGE = 1.3  # of a scale; more than this was fitted to noise
 
 
@@ -32,63 +36,77 @@ def refine(
     gram: Float32,
     settings: Int4Settings,
     pool: Executor,
+    arithmetic: Arithmetic[Any],
     factors: Float32 | None = None,
 ) -> tuple[Values, Grid]:
     """Better values [in, out] and grid than ``rounded``, whose zeros stay; the values are changed in place.
 
     For ``weights`` [in, out] and E[x x'] ``gram`` [in, in] of inputs that were divided by AWQ's ``factors`` [in].
+    ``arithmetic`` is that of gradients.
     """
     values, grid = rounded
-    scales = grid.scales.copy()
+    scales = Grid(grid.scales.copy(), grid.zeros, grid.dtype)
 
-    def task(outputs: slice) -> None:
-        part, block = grid.columns(outputs.start, outputs.stop), np.ascontiguousarray(weights[:, outputs])
-        better, products = np.ascontiguousarray(values[:, outputs]), gram @ block
-        for _ in range(_ROUNDS):
-            better = descend(block, better, part, gram)
-            part = replace(part, scales=_fitted_scales(products, better, part, gram))
-        values[:, outputs], scales[:, outputs] = better, part.scales
+    def tile(outputs: slice) -> _Tile[Any]:
+        begin, end = outputs.start, outputs.stop
+        own = weights[:, outputs], values[:, outputs], scales.columns(begin, end), grid.scales[:, outputs]
+        return _Tile(*own, arithmetic.pack(decode(own[1], own[2]) - own[0]), arithmetic)
 
+    tiles = list(pool.map(tile, output_tiles(*weights.shape)))
+    groups = _groups(len(grid.scales), len(gram)) * _ROUNDS
     with damped(gram, settings.damping, factors):
-        run_all(pool, task, output_tiles(*weights.shape))
-    return values, replace(grid, scales=scales)
+        for number, (rows, columns) in enumerate(zip(groups, _packed(gram, groups, pool, arithmetic), strict=True)):
+            group = number % len(grid.scales)
+            run_all(pool, partial(_Tile.settle, group=group, rows=rows, columns=columns, gram=gram), tiles)
+    return values, scales
 
 
-def descend(weights: Float32, values: Values, grid: Grid, hessian: Float32) -> Values:
-    """One sweep over the columns; the damped output error tr(dW' H dW) never grows. All [in, out]."""
-    groups = np.repeat(np.arange(len(grid.scales), dtype=np.int32), len(weights) // len(grid.scales))
-    errors = decode(values, grid)
-    errors -= weights
-    values = values.copy()
-    for begin in range(0, len(weights), _BLOCK):
-        rows = slice(begin, min(begin + _BLOCK, len(weights)))
-        gradient = hessian[rows] @ errors
-        descend_block(gradient, errors[rows], weights[rows], hessian[rows, rows], grid, groups[rows], values[rows])
-    return values
+def _packed(gram: Float32, groups: Sequence[slice], pool: Executor, arithmetic: Arithmetic[F]) -> Iterator[F]:
+    """Columns of a group for all tiles at once, read from the large matrix while those before are multiplied."""
+    following = pool.submit(arithmetic.pack, gram[:, groups[0]])
+    for rows in groups[1:]:
+        packed, following = following.result(), pool.submit(arithmetic.pack, gram[:, rows])
+        yield packed
+    yield following.result()
 
 
-def _fitted_scales(wanted_products: Float32, values: Values, grid: Grid, hessian: Float32) -> Float32:
-    """Scales [num_groups, out] of the least output error, as they are stored.
+def _groups(num_groups: int, size: int) -> list[slice]:
+    return [slice(group * size // num_groups, (group + 1) * size // num_groups) for group in range(num_groups)]
 
-    ``wanted_products`` [in, out] is the hessian times the weights, the same in every round.
+
+@dataclass(frozen=True)
+class _Tile(Generic[F]):
+    """Some of the outputs: views, [in, out] or [num_groups, out]."""
+
+    weights: Float32
+    values: Values
+    grid: Grid
+    first_scales: Float32
+    errors: F  # of the decoded values, as a factor of products
+    arithmetic: Arithmetic[F]
+
+    def settle(self, group: int, rows: slice, columns: F, gram: Float32) -> None:
+        """One group, which has these ``rows`` of the weights: ``columns`` of the damped ``gram``."""
+        weights, values, within = self.weights[rows], self.values[rows], gram[rows, rows]
+        own = Grid(self.grid.scales[group, None], self.grid.zeros[group, None], self.grid.dtype)
+        gradient = product(self.arithmetic, columns, self.errors, weights.shape)
+        of_steps = times_steps(within, values, own.zeros[0])
+        errors = np.empty_like(gradient)
+        fit_scales(gradient, of_steps, weights, values, errors, own, self.first_scales[group], _LARGEST_CHANGE)
+        descend(weights, values, errors, own, within, gradient)
+        self.arithmetic.replace(self.errors, rows.start, errors)
+
+
+def descend(weights: Float32, values: Values, errors: Float32, grid: Grid, within: Float32, gradient: Float32) -> None:
+    """One sweep over rows of one group; the output error tr(dW' H dW) never grows. All [n, out] but ``within`` [n, n].
+
+    ``gradient``, which is used up, is H times the errors, and ``within`` the block of H, of these rows. ``values`` and
+    ``errors`` (of the decoded values to ``weights``) are replaced.
     """
-    num_groups, out = grid.scales.shape
-    size = len(values) // num_groups
-    steps = np.subtract(values, np.repeat(grid.zeros, size, axis=0), dtype=np.float32)
-    wanted = _by_group(steps * wanted_products, num_groups)
-    products = np.empty((out, num_groups, num_groups))
-    for group in range(num_groups):
-        rows = slice(group * size, (group + 1) * size)
-        # Symmetric: of the groups after this one it is known from their side.
-        own = _by_group((hessian[: rows.stop, rows] @ steps[rows]) * steps[: rows.stop], group + 1)
-        products[:, : group + 1, group] = products[:, group, : group + 1] = own
-    ridge = _RIDGE * np.einsum("ogg->og", products).mean(axis=1, keepdims=True) + np.finfo(np.float32).tiny
-    np.einsum("ogg->og", products)[:] += ridge
-    found = np.linalg.solve(products, (wanted + ridge * grid.scales.T)[..., None])[..., 0].T
-    found = np.clip(found, grid.scales / _LARGEST_CHANGE, grid.scales * _LARGEST_CHANGE)
-    return stored(np.asarray(found, np.float32), grid.dtype)
-
-
-def _by_group(terms: Float32, num_groups: int) -> Float32:
-    """[in, out] summed within each group: [out, num_groups]."""
-    return np.asarray(terms.reshape(num_groups, -1, terms.shape[1]).sum(axis=1).T, np.float32)
+    groups = np.zeros(len(weights), np.int32)
+    for begin in range(0, len(weights), _BLOCK):
+        rows, after = slice(begin, begin + _BLOCK), slice(begin + _BLOCK, None)
+        before = errors[rows].copy()
+        descend_block(gradient[rows], errors[rows], weights[rows], within[rows, rows], grid, groups[rows], values[rows])
+        if after.start < len(weights):
+            gradient[after] += within[after, rows] @ (errors[rows] - before)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from quantize.algorithms.arithmetic import Arithmetic, product
 from quantize.tiles import run_all, tiles
 
 Float32 = npt.NDArray[np.float32]
@@ -29,14 +31,18 @@ def mirror(matrix: Float32, pool: Executor, scale: float | np.float32 = 1.0) -> 
     run_all(pool, finish, tiles(len(matrix)))
 
 
-def quadratic(matrix: Float32, vectors: Float32) -> float:
+def quadratic(matrix: Float32, vectors: Float32, pool: Executor, arithmetic: Arithmetic[Any]) -> float:
     """tr(X'GX) of G [n, n] and X [n, m]: half of the products, as those on both sides of the diagonal are equal."""
-    total = 0.0
-    for rows in tiles(len(matrix), _BLOCK):
-        own = vectors[rows]
-        total += float(np.vdot(matrix[rows, rows] @ own, own))
-        total += 2 * float(np.vdot(matrix[rows, rows.stop :] @ vectors[rows.stop :], own))
-    return total
+    factor = arithmetic.pack(vectors)
+
+    def of_rows(begin: int) -> float:
+        own = vectors[begin : begin + _BLOCK]
+        below = matrix[begin:, begin : begin + _BLOCK].copy()
+        below[: len(own)] *= np.float32(0.5)  # all else is there once more, above the diagonal
+        found = product(arithmetic, arithmetic.pack(below), arithmetic.rest(factor, begin), own.shape)
+        return float(np.einsum("nm,nm->n", found, own).sum(dtype=np.float64))
+
+    return 2 * sum(pool.map(of_rows, range(0, len(matrix), _BLOCK)))  # in their order, whichever ends first
 
 
 def mean_diagonal(gram: Float32, factors: Float32 | None = None) -> np.float32:

@@ -147,7 +147,7 @@ class Calibrator:
         sets = linear_sets(self._model_type, self._coverage.mixture, layer)
         self._coverage.begin(prefix, sets, lambda name: name in self._rules or self._inputs.sees_inputs(name))
         is_last = layer + 1 == self._runner.num_layers
-        quantizer = LayerQuantizer(weights, self._rules, self._pool)
+        quantizer = LayerQuantizer(weights, self._rules, self._pool, self._moments.products.arithmetic)
         exact = self._streams.run_exact(layer, weights, *self._moments.compared(prefix, sets), is_last=is_last)
         finished = self._fold_factors(layer, prefix, sets, quantizer, exact)
         by_weight = {f"{prefix}{module}.weight": linears for linears in sets for module in linears.modules}

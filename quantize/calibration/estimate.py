@@ -12,7 +12,8 @@ from plansmith_errors import QuantizeError
 from quantize.weight_rule import Method
 
 _SHARE_OF_PEAK = 0.5  # of the speed of a large matrix product: small ones, norms, attention and rounding are slower
-_AWQ_PRODUCTS, _GPTQ_PRODUCTS = 12, 4.5  # out * in * in, times two, beside the factorization
+_BFLOAT16_SPEED = 2.0  # of its products to those of float32
+_AWQ_PRODUCTS, _GPTQ_PRODUCTS = 2.5, 3  # out * in * in, times two, beside the factorization
 _SECONDS_PER_ROUNDING = {"rtn": 5e-9, "importance": 1e-8, "awq": 1.2e-7, "gptq": 4e-8}  # of one weight
 
 
@@ -101,12 +102,14 @@ def estimate_cost(
     max_activation_bytes: float,
     *,
     keep: bool = False,
-    weight_bytes: float = 4.0,
+    bfloat16: bool = False,
 ) -> CostEstimate:
     """Every layer runs once, for awq and gptq beside the unquantized one; where experts are counted, once more.
 
-    ``keep``: a layer's inputs and its outputs are both kept on the disk. ``weight_bytes``: of one that is held.
+    ``keep``: a layer's inputs and its outputs are both kept on the disk. ``bfloat16``: weights are held and multiplied
+    in it.
     """
+    weight_bytes = 2.0 if bfloat16 else 4.0
     num_tokens = num_samples * sequence_length
     streams = 2 if any(layer.is_corrected for layer in layers) else 1
     runs = [streams + layer.is_seen_before for layer in layers]
@@ -121,7 +124,7 @@ def estimate_cost(
         num_samples=num_samples,
         sequence_length=sequence_length,
         flops=flops,
-        seconds=seconds_of(flops) + rounding,
+        seconds=seconds_of(flops) / (_BFLOAT16_SPEED if bfloat16 else 1.0) + rounding,
         ram_bytes=max(layer_bytes, default=0.0) + min(3 * activations, max_activation_bytes),  # within a layer, too
         disk_bytes=2 * activations if keep else spilled,
     )

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from quantize.algorithms.arithmetic import Arithmetic
 from quantize.algorithms.awq import search_factors
 from quantize.algorithms.gptq import gptq
 from quantize.algorithms.grid import Grid, Values, encode, range_grid
@@ -26,6 +28,8 @@ from quantize.weight_rule import Int4Settings
 
 Float32 = npt.NDArray[np.float32]
 
+_MOST_OUTPUTS = 256  # that AWQ's strength is chosen by: it is one number for all of them
+
 
 @dataclass(frozen=True)
 class LayerQuantizer:
@@ -34,13 +38,16 @@ class LayerQuantizer:
     weights: LayerWeights
     rules: Mapping[str, Int4Settings]  # of the calibrated linears, by name
     pool: Executor
+    arithmetic: Arithmetic[Any]  # of what the Gram matrices are multiplied with
     _factors: dict[str, Float32] = field(default_factory=dict)  # AWQ's, by the name of the weight
 
     def scale(self, names: Sequence[str], gram: Gram, folding: Folding) -> None:
         """Multiply columns of linears that share one input by AWQ's factors, and divide what writes that input."""
-        weights = self._side_by_side(names)
+        weights = self._side_by_side(names, -(-sum(self.weights.shape(name)[0] for name in names) // _MOST_OUTPUTS))
         shared = folding.shared(gram.mean_square)
-        factors = folding.fold(search_factors(weights, gram.matrix(), shared, self.rules[names[0]], self.pool))
+        settings = self.rules[names[0]]
+        found = search_factors(weights, gram.matrix(), shared, settings, self.pool, self.arithmetic)
+        factors = folding.fold(found)
         for name in names:
             self.weights.scale_columns(name, factors)
             self._factors[name] = factors
@@ -55,40 +62,42 @@ class LayerQuantizer:
         if missing is not None:
             targets = corrected_targets(weights, moments, missing, self.pool, factors)
         del weights, missing  # of a wide layer each takes hundreds of megabytes
-        values, grid = self._round(targets, moments, settings, factors)
+        values, grid = self._round(targets, gram, settings, factors)
         prepared, begin = {}, 0
         for name in names:
             own = self.weights[name]
             end = begin + len(own)
             rounded = RoundedLinear(targets[:, begin:end], values[:, begin:end], grid.columns(begin, end))
-            prepared[name] = rounded.finish(own, moments, settings, self.pool)
+            prepared[name] = rounded.finish(own, moments, settings, self.pool, self.arithmetic)
             self.weights.settle(name, own)
             begin = end
         return prepared
 
-    def _side_by_side(self, names: Sequence[str]) -> Float32:
-        """[in, out] of all, rows contiguous."""
-        shapes = [self.weights.shape(name) for name in names]
-        weights, begin = np.empty((shapes[0][1], sum(rows for rows, _ in shapes)), np.float32), 0
-        for name, (rows, _) in zip(names, shapes, strict=True):
-            target = weights[:, begin : begin + rows]
-            run_all(self.pool, partial(_copy, self.weights[name].T, target), tiles(len(target)))
-            begin += rows
+    def _side_by_side(self, names: Sequence[str], step: int = 1) -> Float32:
+        """[in, out] of all, rows contiguous; of every ``step``th output."""
+        columns = self.weights.shape(names[0])[1]
+        counts = [len(range(0, self.weights.shape(name)[0], step)) for name in names]
+        weights, begin = np.empty((columns, sum(counts)), np.float32), 0
+        for name, count in zip(names, counts, strict=True):
+            target, own = weights[:, begin : begin + count], self.weights.rows(name, slice(None, None, step))
+            run_all(self.pool, partial(_copy, own.T, target), tiles(columns))
+            begin += count
         return weights
 
     def _round(
-        self, weights: Float32, moments: Float32, settings: Int4Settings, factors: Float32 | None
+        self, weights: Float32, gram: Gram, settings: Int4Settings, factors: Float32 | None
     ) -> tuple[Values, Grid]:
         if settings.method == "gptq":
-            return gptq(weights, moments, settings, self.pool)
+            return gptq(weights, gram.matrix(), settings, self.pool, self.arithmetic)
         size, symmetric = settings.group_size, settings.symmetric
         if settings.scale == "absmax":
             grid = range_grid(weights, size, symmetric=symmetric)
         else:
-            grid = search_grid(weights, size, moments, self.pool, symmetric=symmetric)
-        if settings.method == "awq":
-            return refine(weights, (encode(weights, grid), grid), moments, settings, self.pool, factors)
-        return encode(weights, grid), grid
+            grid = search_grid(weights, size, gram.mean_square, self.pool, symmetric=symmetric)
+        rounded = encode(weights, grid), grid
+        if settings.method == "importance":
+            return rounded
+        return refine(weights, rounded, gram.matrix(), settings, self.pool, self.arithmetic, factors)
 
 
 def _copy(source: Float32, target: Float32, rows: slice) -> None:

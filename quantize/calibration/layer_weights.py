@@ -32,6 +32,10 @@ class LayerWeights(MutableMapping[str, Float32]):
         """Without reading it."""
         return self[name].shape
 
+    def rows(self, name: str, rows: slice) -> Float32:
+        """Some rows of a matrix."""
+        return self[name][rows]
+
     def __getitem__(self, name: str) -> Float32:
         return self._arrays[name]
 

@@ -8,54 +8,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from quantize.algorithms.arithmetic import Arithmetic, arithmetic_of
 from quantize.calibration.settings import Precision
-from quantize.native.products import PANEL, native_products
+from quantize.native.products import PANEL
 from quantize.tiles import run_all, tiles
 
 Float32 = npt.NDArray[np.float32]
 F = TypeVar("F")
 
 
-class Arithmetic(Protocol[F]):
-    """How a tile is computed, from factors as it wants them."""
-
-    def pack(self, values: Float32) -> F: ...
-
-    def add(self, total: Float32, left: F, right: F, rows: slice, columns: slice, *, upper: bool) -> None: ...
-
-
-class Float32Arithmetic:
-    """With NumPy."""
-
-    def pack(self, values: Float32) -> Float32:
-        return values
-
-    def add(self, total: Float32, left: Float32, right: Float32, rows: slice, columns: slice, *, upper: bool) -> None:
-        """NumPy itself sees that both factors of a tile on the diagonal are one, and computes a half."""
-        total[rows, columns] += left[:, rows].T @ right[:, columns]
-
-
 @dataclass(frozen=True)
 class Products:
-    """Sums of X'Y over parts X [num_tokens, in] and Y [num_tokens, out]: float32, of factors in ``precision``.
-
-    bfloat16 counts where the native kernels have it: there linears round their inputs to it as well.
-    """
+    """Sums of X'Y over parts X [num_tokens, in] and Y [num_tokens, out]: float32, of factors in ``precision``."""
 
     pool: Executor
     precision: Precision = "float32"
 
     def of(self, parts: Sequence[Float32]) -> Factors[Any]:
         """Factors of any number of products."""
-        kernels = native_products() if self.precision == "bfloat16" else None
-        arithmetic: Arithmetic[Any] = Float32Arithmetic() if kernels is None else kernels
-        return Factors(self.pool, arithmetic, list(self.pool.map(arithmetic.pack, parts)))
+        return Factors(self.pool, self.arithmetic, list(self.pool.map(self.arithmetic.pack, parts)))
+
+    @cached_property
+    def arithmetic(self) -> Arithmetic[Any]:
+        return arithmetic_of(bfloat16=self.precision == "bfloat16")
 
 
 @dataclass(frozen=True)

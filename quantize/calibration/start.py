@@ -133,7 +133,7 @@ class Calibration:
             settings.sequence_length,
             self._max_bytes,
             keep=self._keep,
-            weight_bytes=2.0 if self._precision == "bfloat16" else 4.0,
+            bfloat16=self._precision == "bfloat16",
         )
 
     def _layer_shape(self, layer: int) -> LayerShape:

@@ -50,6 +50,63 @@ EXPORT int64_t round_block(size_t rows, size_t outputs, const float *target, siz
     return OK;
 }
 
+/* `within` [rows, rows] times the steps, which are `values` without `zeros`. */
+EXPORT int64_t times_steps(size_t rows, size_t outputs, const float *within, size_t within_stride, const uint8_t *values,
+                           size_t values_stride, float *products, size_t products_stride, const float *zeros) {
+    float *steps = calloc(rows * WIDE + 1, 4);
+    if (!steps) return OUT_OF_MEMORY;
+    for (size_t first = 0; first < outputs; first += WIDE) {
+        size_t width = outputs - first < WIDE ? outputs - first : WIDE;
+        for (size_t k = 0; k < rows; k++)
+            for (size_t lane = 0; lane < width; lane++)
+                steps[k * WIDE + lane] = (float)values[k * values_stride + first + lane] - zeros[first + lane];
+        for (size_t k = 0; k < rows; k++) {
+            float sums[WIDE] = {0};
+            const float *factors = within + k * within_stride;
+            for (size_t j = 0; j < rows; j++)
+                for (int lane = 0; lane < WIDE; lane++) sums[lane] += factors[j] * steps[j * WIDE + lane];
+            memcpy(products + k * products_stride + first, sums, 4 * width);
+        }
+    }
+    free(steps);
+    return OK;
+}
+
+/* `scales` [outputs] of the least output error, not further from `first` than the factor `most`; `of_steps` is H times
+   the steps. The gradient and the errors are brought up to them. */
+EXPORT int64_t fit_scales(size_t rows, size_t outputs, float *gradient, size_t gradient_stride, const float *of_steps,
+                          size_t of_steps_stride, const float *weights, size_t weights_stride, const uint8_t *values,
+                          size_t values_stride, float *errors, size_t errors_stride, float *scales, const float *first,
+                          const float *zeros, float most, int half_scales) {
+    for (size_t begin = 0; begin < outputs; begin += WIDE) {
+        size_t width = outputs - begin < WIDE ? outputs - begin : WIDE;
+        float slope[WIDE] = {0}, curvature[WIDE] = {0}, zero[WIDE] = {0}, scale[WIDE], change[WIDE];
+        memcpy(zero, zeros + begin, 4 * width);
+        for (size_t k = 0; k < rows; k++)
+            for (size_t lane = 0; lane < width; lane++) {
+                float step = (float)values[k * values_stride + begin + lane] - zero[lane];
+                slope[lane] += step * gradient[k * gradient_stride + begin + lane];
+                curvature[lane] += step * of_steps[k * of_steps_stride + begin + lane];
+            }
+        for (size_t lane = 0; lane < width; lane++) {
+            float before = scales[begin + lane], start = first[begin + lane];
+            float wanted = before - (curvature[lane] > 0 ? slope[lane] / curvature[lane] : 0);
+            scale[lane] = stored_scale(clamp(wanted, start / most, start * most), half_scales);
+            change[lane] = scale[lane] - before;
+        }
+        memcpy(scales + begin, scale, 4 * width);
+        for (size_t k = 0; k < rows; k++)
+            for (size_t lane = 0; lane < width; lane++) {
+                float step = (float)values[k * values_stride + begin + lane] - zero[lane];
+                gradient[k * gradient_stride + begin + lane] +=
+                    change[lane] * of_steps[k * of_steps_stride + begin + lane];
+                errors[k * errors_stride + begin + lane] =
+                    step * scale[lane] - weights[k * weights_stride + begin + lane];
+            }
+    }
+    return OK;
+}
+
 /* From the first row to the last: move to the best grid point, and add the move to the gradient of the rows after. */
 EXPORT int64_t descend_block(size_t rows, size_t outputs, const float *gradient, size_t gradient_stride, float *errors,
                              size_t errors_stride, const float *weights, size_t weights_stride, const float *within,
@@ -126,19 +183,5 @@ EXPORT int64_t search_scales(size_t rows, size_t outputs, const float *weights, 
         memcpy(best + first, chosen, 4 * width);
     }
     free(lanes);
-    return OK;
-}
-
-/* In units of `scales` [outputs], what rounding to them leaves: `errors` [rows, outputs], contiguous. */
-EXPORT int64_t step_errors(size_t rows, size_t outputs, const float *weights, size_t weights_stride, const float *scales,
-                           const float *zeros, float *errors) {
-    for (size_t k = 0; k < rows; k++) {
-        const float *row = weights + k * weights_stride;
-        float *out = errors + k * outputs;
-        for (size_t o = 0; o < outputs; o++) {
-            float step = row[o] * (1 / scales[o]);
-            out[o] = clamp(rintf(step), -zeros[o], 15 - zeros[o]) - step;
-        }
-    }
     return OK;
 }

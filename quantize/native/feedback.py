@@ -55,6 +55,29 @@ class FeedbackKernels:
         matrices = (*_matrices(gradient, errors, weights, within, scales, zeros), rows.ctypes.data)
         self._call("descend_block", gradient, *matrices, *_matrices(values))
 
+    def times_steps(self, within: Float32, values: npt.NDArray[np.uint8], products: Float32, zeros: Float32) -> None:
+        """See block_feedback.times_steps. ``zeros`` [out] is contiguous."""
+        self._call("times_steps", products, *_matrices(within, values, products), zeros.ctypes.data)
+
+    def fit_scales(
+        self,
+        gradient: Float32,
+        of_steps: Float32,
+        weights: Float32,
+        values: npt.NDArray[np.uint8],
+        errors: Float32,
+        scales: Float32,
+        first: Float32,
+        zeros: Float32,
+        most: float,
+        *,
+        half: bool,
+    ) -> None:
+        """See block_feedback.fit_scales. ``scales``, ``first`` and ``zeros`` [out] are contiguous."""
+        vectors = [array.ctypes.data for array in (scales, first, zeros)]
+        matrices = _matrices(gradient, of_steps, weights, values, errors)
+        self._call("fit_scales", gradient, *matrices, *vectors, most, int(half))
+
     def search_scales(
         self, block: Float32, moments: Float32, base: Float32, zeros: Float32, factors: Sequence[float], *, half: bool
     ) -> Float32:
@@ -65,13 +88,7 @@ class FeedbackKernels:
         self._call("search_scales", block, *_matrices(block), *pointers, len(tried), int(half), best.ctypes.data)
         return best
 
-    def step_errors(self, block: Float32, scales: Float32, zeros: Float32, errors: Float32) -> None:
-        """What rounding ``block`` [n, out] leaves, in units of ``scales`` [out], into ``errors``, contiguous."""
-        vectors = [np.ascontiguousarray(array, np.float32) for array in (scales, zeros)]
-        pointers = [array.ctypes.data for array in (*vectors, errors)]
-        self._call("step_errors", block, *_matrices(block), *pointers)
-
-    def _call(self, name: str, shaped: Array, *arguments: int) -> None:
+    def _call(self, name: str, shaped: Array, *arguments: float) -> None:
         if getattr(self.library, name)(*shaped.shape, *arguments) != -1:
             raise MemoryError(f"{name} of a block of {shaped.shape[0]} x {shaped.shape[1]}")
 

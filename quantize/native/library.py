@@ -11,7 +11,7 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-_VERSION = 3  # of the functions' arguments; a library of another one was left by another version of Plansmith
+_VERSION = 4  # of the functions' arguments; a library of another one was left by another version of Plansmith
 SWITCH = "PLANSMITH_NATIVE"  # 0 in the environment: never use them
 _POINTER, _SIZE, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_float
 _SOURCE = (_POINTER, _INT, _SIZE, _SIZE)  # first value, its type, rows, columns
@@ -28,15 +28,16 @@ _ARGUMENTS = {
     "round_mxfp8": (*_SOURCE, _POINTER, _POINTER, _POINTER),
     "round_block": (*_SHAPE, *_MATRIX * 5, _POINTER, *_MATRIX * 2),
     "descend_block": (*_SHAPE, *_MATRIX * 6, _POINTER, *_MATRIX),
+    "times_steps": (*_SHAPE, *_MATRIX * 3, _POINTER),
+    "fit_scales": (*_SHAPE, *_MATRIX * 5, _POINTER, _POINTER, _POINTER, _FLOAT, _INT),
     "search_scales": (*_SHAPE, *_MATRIX, _POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _INT, _POINTER),
-    "step_errors": (*_SHAPE, *_MATRIX, _POINTER, _POINTER, _POINTER),
 }
 # Functions written for one kind of processor are not there at all on others: by the one, always there, that tells.
 _OF_SOME_PROCESSORS: dict[str, dict[str, tuple[type, ...]]] = {
     "casts_halves": {"cast_halves": (_SIZE, _POINTER, _POINTER)},
     "multiplies_bfloat16": {
-        "pack_tokens": (*_SHAPE, *_MATRIX, _POINTER),
-        "add_products": (_SIZE, _POINTER, _POINTER, *(_SIZE,) * 4, _INT, *_MATRIX, *_SHAPE),
+        "pack_tokens": (*_SHAPE, *_MATRIX, _POINTER, _SIZE),
+        "add_products": (_SIZE, *_MATRIX * 2, *(_SIZE,) * 4, _INT, *_MATRIX, *_SHAPE),
     },
 }
 

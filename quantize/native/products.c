@@ -27,11 +27,10 @@ WITH_BFLOAT16 static __m512i rounded(const float *values, __mmask16 lanes) {
     return _mm512_cvtepu16_epi32((__m256i)halves);
 }
 
-/* `values` [tokens, columns], rows `stride` floats apart, to `packed` [panels, pairs, PANEL]. */
+/* `values` [tokens, columns], rows `stride` floats apart, to their place in the first of panels of `all_pairs`. */
 EXPORT_PLAIN WITH_BFLOAT16 int64_t pack_tokens(size_t tokens, size_t columns, const float *values, size_t stride,
-                                          uint32_t *packed) {
-    size_t pairs = (tokens + 1) / 2;
-    for (size_t pair = 0; pair < pairs; pair++) {
+                                          uint32_t *packed, size_t all_pairs) {
+    for (size_t pair = 0; 2 * pair < tokens; pair++) {
         const float *first = values + 2 * pair * stride;
         int is_whole = 2 * pair + 1 < tokens;
         for (size_t begin = 0; begin < columns; begin += PANEL) {
@@ -41,14 +40,15 @@ EXPORT_PLAIN WITH_BFLOAT16 int64_t pack_tokens(size_t tokens, size_t columns, co
                 __m512i second = rounded(first + stride + begin, lanes);
                 pairs_of = _mm512_or_si512(pairs_of, _mm512_slli_epi32(second, 16));
             }
-            _mm512_storeu_si512(packed + (begin / PANEL * pairs + pair) * PANEL, pairs_of);
+            _mm512_storeu_si512(packed + (begin / PANEL * all_pairs + pair) * PANEL, pairs_of);
         }
     }
     return OK;
 }
 
-/* ROWS x (count * PANEL) sums over `pairs`; `left` is at the first of ROWS columns of a panel. */
-WITH_BFLOAT16 INLINE void add_block(size_t pairs, const uint32_t *left, const uint32_t *right, size_t panel_size, int count,
+/* ROWS x (count * PANEL) sums over `pairs`; `left` is at the first of ROWS columns of a panel. Panels of `right` begin
+   `right_stride` apart. */
+WITH_BFLOAT16 INLINE void add_block(size_t pairs, const uint32_t *left, const uint32_t *right, size_t right_stride, int count,
                                float *total, size_t stride, size_t num_rows, size_t num_columns) {
     __m512 sums[ROWS][PANELS];
     for (int row = 0; row < ROWS; row++)
@@ -56,7 +56,7 @@ WITH_BFLOAT16 INLINE void add_block(size_t pairs, const uint32_t *left, const ui
     for (size_t pair = 0; pair < pairs; pair++) {
         __m512bh columns[PANELS];
         for (int panel = 0; panel < count; panel++)
-            columns[panel] = (__m512bh)_mm512_loadu_si512(right + panel * panel_size + pair * PANEL);
+            columns[panel] = (__m512bh)_mm512_loadu_si512(right + panel * right_stride + pair * PANEL);
         for (int row = 0; row < ROWS; row++) {
             __m512bh value = (__m512bh)_mm512_set1_epi32((int)left[pair * PANEL + row]);
             for (int panel = 0; panel < count; panel++)
@@ -75,26 +75,26 @@ WITH_BFLOAT16 INLINE void add_block(size_t pairs, const uint32_t *left, const ui
 /* Add X'Y to the panels `row_begin`.. x `column_begin`.. of `total` [num_rows, num_columns]; both inputs are packed.
 
    `upper` leaves out what lies wholly below the diagonal. */
-EXPORT_PLAIN WITH_BFLOAT16 int64_t add_products(size_t pairs, const uint32_t *left, const uint32_t *right, size_t row_begin,
-                                           size_t row_end, size_t column_begin, size_t column_end, int upper,
-                                           float *total, size_t stride, size_t num_rows, size_t num_columns) {
-    size_t panel_size = pairs * PANEL;
+EXPORT_PLAIN WITH_BFLOAT16 int64_t add_products(size_t pairs, const uint32_t *left, size_t left_stride,
+                                           const uint32_t *right, size_t right_stride, size_t row_begin, size_t row_end,
+                                           size_t column_begin, size_t column_end, int upper, float *total,
+                                           size_t stride, size_t num_rows, size_t num_columns) {
     for (size_t begin = 0; begin < pairs; begin += PAIRS) {
         size_t some = pairs - begin < PAIRS ? pairs - begin : PAIRS;
         for (size_t column = column_begin; column < column_end; column += PANELS) {
             size_t count = column_end - column < PANELS ? column_end - column : PANELS;
-            const uint32_t *columns = right + column * panel_size + begin * PANEL;
+            const uint32_t *columns = right + column * right_stride + begin * PANEL;
             size_t last_row = upper && column + count < row_end ? column + count : row_end;
             for (size_t row = row_begin * PANEL; row < last_row * PANEL && row < num_rows; row += ROWS) {
-                const uint32_t *rows = left + row / PANEL * panel_size + begin * PANEL + row % PANEL;
+                const uint32_t *rows = left + row / PANEL * left_stride + begin * PANEL + row % PANEL;
                 float *place = total + row * stride + column * PANEL;
                 size_t rest = num_columns - column * PANEL;
                 if (count == 3)
-                    add_block(some, rows, columns, panel_size, 3, place, stride, num_rows - row, rest);
+                    add_block(some, rows, columns, right_stride, 3, place, stride, num_rows - row, rest);
                 else if (count == 2)
-                    add_block(some, rows, columns, panel_size, 2, place, stride, num_rows - row, rest);
+                    add_block(some, rows, columns, right_stride, 2, place, stride, num_rows - row, rest);
                 else
-                    add_block(some, rows, columns, panel_size, 1, place, stride, num_rows - row, rest);
+                    add_block(some, rows, columns, right_stride, 1, place, stride, num_rows - row, rest);
             }
         }
     }

@@ -20,8 +20,7 @@ PANEL = 16  # columns that are packed side by side
 class PackedTokens:
     """Inputs [num_tokens, size], rounded to bfloat16."""
 
-    panels: npt.NDArray[np.uint32]  # [ceil(size / PANEL), ceil(num_tokens / 2), PANEL]
-    size: int
+    panels: npt.NDArray[np.uint32]  # [ceil(size / PANEL), ceil(num_tokens / 2), PANEL]; panels may lie apart
 
 
 @dataclass(frozen=True)
@@ -32,11 +31,25 @@ class ProductKernels:
 
     def pack(self, values: Float32) -> PackedTokens:
         """Of ``values`` [num_tokens, size]."""
-        values = np.ascontiguousarray(values, np.float32)
         num_tokens, size = values.shape
         panels = np.empty((-(-size // PANEL), -(-num_tokens // 2), PANEL), np.uint32)
-        self.library.pack_tokens(num_tokens, size, values.ctypes.data, size, panels.ctypes.data)
-        return PackedTokens(panels, size)
+        self._pack(values, panels, 0)
+        return PackedTokens(panels)
+
+    def replace(self, packed: PackedTokens, begin: int, values: Float32) -> None:
+        """Tokens from ``begin``, an even number, on; an even number of them, or up to the last."""
+        self._pack(values, packed.panels, begin // 2)
+
+    def rest(self, packed: PackedTokens, begin: int) -> PackedTokens:
+        """A view of the tokens from ``begin``, an even number, on."""
+        return PackedTokens(packed.panels[:, begin // 2 :])
+
+    def _pack(self, values: Float32, panels: npt.NDArray[np.uint32], first_pair: int) -> None:
+        if values.dtype != np.float32 or values.strides[1] != values.itemsize:
+            values = np.ascontiguousarray(values, np.float32)
+        source, stride = values.ctypes.data, values.strides[0] // values.itemsize
+        place = panels[0, first_pair:].ctypes.data if len(panels) else panels.ctypes.data
+        self.library.pack_tokens(*values.shape, source, stride, place, panels.shape[1])
 
     def add(
         self, total: Float32, left: PackedTokens, right: PackedTokens, rows: slice, columns: slice, *, upper: bool
@@ -46,10 +59,15 @@ class ProductKernels:
         ``upper``: what lies below the diagonal need not be right.
         """
         ends = [end for part in (rows, columns) for end in (part.start // PANEL, -(-part.stop // PANEL))]
-        pointers = left.panels.ctypes.data, right.panels.ctypes.data
+        factors = (number for each in (left, right) for number in (each.panels.ctypes.data, _panel_stride(each)))
         stride = total.strides[0] // total.itemsize
         num_pairs = left.panels.shape[1]
-        self.library.add_products(num_pairs, *pointers, *ends, int(upper), total.ctypes.data, stride, *total.shape)
+        self.library.add_products(num_pairs, *factors, *ends, int(upper), total.ctypes.data, stride, *total.shape)
+
+
+def _panel_stride(packed: PackedTokens) -> int:
+    """Values from panel to panel."""
+    return packed.panels.strides[0] // packed.panels.itemsize
 
 
 @cache

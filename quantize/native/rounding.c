@@ -105,7 +105,7 @@ INLINE void pack_nibbles(const uint8_t *values, size_t count, uint8_t *out) {
 
 /* ---- whole chunks ---- */
 
-__attribute__((visibility("default"))) int rounding_version(void) { return 3; } /* of the arguments below */
+__attribute__((visibility("default"))) int rounding_version(void) { return 4; } /* of the arguments below */
 
 /* Squared norm of what stays as it is, and its largest magnitude. */
 EXPORT int64_t measure(const char *source, int dtype, size_t rows, size_t columns, float *largest, sums_t *sums) {

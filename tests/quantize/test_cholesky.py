@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from quantize.algorithms.arithmetic import arithmetic_of
 from quantize.algorithms.cholesky import factorized
 from quantize.algorithms.symmetric import damped, mirror, quadratic, reordered
 
@@ -67,9 +68,11 @@ def test_what_lies_below_the_diagonal_is_made_from_what_lies_above() -> None:
 
 
 @SIZES
-def test_a_quadratic_form_takes_half_of_the_matrix(size: int) -> None:
+@pytest.mark.parametrize(("bfloat16", "bound"), [(False, 1e-5), (True, 1e-2)])
+def test_a_quadratic_form_takes_half_of_the_matrix(size: int, bfloat16: bool, bound: float) -> None:
     matrix = covariance(size).astype(np.float32)
     mirror(matrix, POOL)
     vectors = np.random.default_rng(3).normal(size=(size, 5)).astype(np.float32)
     exact = vectors.astype(np.float64)
-    assert quadratic(matrix, vectors) == pytest.approx(np.vdot(matrix.astype(np.float64) @ exact, exact), rel=1e-5)
+    found = quadratic(matrix, vectors, POOL, arithmetic_of(bfloat16=bfloat16))
+    assert found == pytest.approx(np.vdot(matrix.astype(np.float64) @ exact, exact), rel=bound)

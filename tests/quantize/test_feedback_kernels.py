@@ -76,16 +76,36 @@ def test_coordinate_descent(block):
 
 @given(blocks(), st.booleans())
 @settings(max_examples=60, deadline=None)
+def test_fitting_scales(block, is_half):
+    weights, _, square, _, rng = block
+    dtype = np.dtype(np.float16 if is_half and np.abs(weights).max() > 1e-3 else np.float32)
+    start = range_grid(weights, len(weights), symmetric=True, dtype=dtype)
+    values = rng.integers(0, 16, weights.shape).astype(np.uint8)
+    values[:, 0] = start.zeros[0, 0]  # nothing to go by
+    off, within = (values - start.zeros) * start.scales - weights, square @ square.T
+
+    def run():
+        of_steps = block_feedback.times_steps(within, values, start.zeros[0])
+        np.testing.assert_allclose(of_steps, within @ (values - start.zeros), rtol=1e-4, atol=1e-4)
+        grid = Grid(start.scales.copy(), start.zeros, dtype)
+        gradient, errors = within @ off, off.copy()
+        block_feedback.fit_scales(gradient, of_steps, weights, values, errors, grid, start.scales[0], 1.3)
+        assert grid.scales[0, 0] == start.scales[0, 0]
+        return grid.scales.tobytes(), gradient.tobytes(), errors.tobytes()
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        numpy, native = both(monkeypatch, block_feedback, run)
+    assert numpy == native
+
+
+@given(blocks(), st.booleans())
+@settings(max_examples=60, deadline=None)
 def test_searching_scales(block, is_half):
     weights, _, square, _, _ = block
     dtype = np.dtype(np.float16 if is_half and np.abs(weights).max() > 1e-3 else np.float32)
     base = range_grid(weights, len(weights), symmetric=True, dtype=dtype)
     one_group = Grid(base.scales[0], base.zeros[0], dtype)
-    for moments in (np.square(square[0]), square @ square.T):
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            numpy, native = both(
-                monkeypatch,
-                scale_search,
-                lambda moments=moments: scale_search._search_group(weights, moments, one_group),
-            )
-        assert numpy.tobytes() == native.tobytes()
+    moments = np.square(square[0])
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        numpy, native = both(monkeypatch, scale_search, lambda: scale_search._search_group(weights, moments, one_group))
+    assert numpy.tobytes() == native.tobytes()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Float32 = npt.NDArray[np.float32]
-Scale = Callable[[Float32], object]
+Scale = Callable[[Float32, slice], object]  # of some rows, which these are
 """Changes values in place: a matrix in doubles beside them would be the peak of a layer."""
 
 _CAPABILITIES = ("avx512_bf16", "amx_bf16", "bf16")  # the last is ARM's
@@ -67,26 +67,30 @@ class Bfloat16Weights(LayerWeights):
 
     def scale_columns(self, name: str, factors: Float32) -> None:
         """See LayerWeights. The scaled values would take twice the bytes."""
-        self._scale(name, lambda values: np.multiply(values, factors, out=values))
+        self._scale(name, lambda values, rows: np.multiply(values, factors, out=values))
 
     def scale_rows(self, name: str, divisors: npt.NDArray[np.float64]) -> None:
         """See LayerWeights."""
-        self._scale(name, lambda values: np.divide(values, divisors[:, None], out=values, casting="same_kind"))
+        self._scale(name, lambda values, rows: np.divide(values, divisors[rows, None], values, casting="same_kind"))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """See LayerWeights."""
         return tuple(self._matrices[name].shape) if name in self._matrices else super().shape(name)
 
-    def __getitem__(self, name: str) -> Float32:
+    def rows(self, name: str, rows: slice) -> Float32:
+        """See LayerWeights."""
         if name not in self._matrices:
-            return super().__getitem__(name)
+            return super().rows(name, rows)
         matrix, scales = self._matrices[name], self._scales.get(name, [])
-        values: Float32 = matrix.float().numpy()
+        values: Float32 = matrix[rows].float().numpy()
         if scales and matrix.element_size() == values.itemsize:  # the matrix itself
             values = values.copy()
         for scale in scales:
-            scale(values)
+            scale(values, rows)
         return values
+
+    def __getitem__(self, name: str) -> Float32:
+        return self.rows(name, slice(None)) if name in self._matrices else super().__getitem__(name)
 
     def __setitem__(self, name: str, values: Float32) -> None:
         if values.ndim == 1:
