@@ -59,17 +59,17 @@ class RankRecord(ManifestPart):
 
     @property
     def gpu_bytes(self) -> int:
-        """Before any KV cache: the weights of every plan and beside them, and the activations of the largest.
+        """Before any KV cache: the weights of every plan and beside them, and the activations of each mode, which has
+        an execution context of its own.
 
         Scratch is a part of what the builder's log counts as activations.
         """
-        footprints = [plan.footprint for plan in self.plans]
-        beside = sum(self.constants.values()) if self.weight_files else 0
-        return (
-            beside
-            + sum(each.weights_bytes or 0 for each in footprints)
-            + max(max(each.activation_bytes or 0, each.scratch_bytes or 0) for each in footprints)
-        )
+        total = sum(self.constants.values()) if self.weight_files else 0
+        for plan in self.plans:
+            needs = plan.footprint
+            total += needs.weights_bytes or 0
+            total += max(needs.activation_bytes or 0, needs.scratch_bytes or 0) * len(plan.modes)
+        return total
 
 
 class GpuEngine(ManifestPart):

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from gpu_engines import GIB, machine_with, write_gpu_engine
+from gpu_engines import GIB, machine_with, rank_record, write_gpu_engine
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -119,6 +119,16 @@ def test_an_old_driver_is_refused(gpu_engine):
     assert line.startswith(
         "tensorrt-rtx for CUDA 13 needs a driver of release 580 or later, found 550.54.15 (CUDA 12.4)"
     )
+
+
+def test_what_a_rank_needs_counts_a_context_of_each_mode(tmp_path):
+    record = rank_record(tmp_path, 0, 4)  # one plan of both modes
+    (plan,) = record.plans
+    assert record.gpu_bytes == GIB + 2 * (1 << 20)
+    bare = plan.footprint.model_copy(update={"weights_bytes": 0})
+    apart = tuple(plan.model_copy(update={"modes": (mode,), "footprint": bare}) for mode in plan.modes)
+    beside = record.model_copy(update={"plans": apart, "weight_files": ("rank0.safetensors",)})
+    assert beside.gpu_bytes == sum(record.constants.values()) + 2 * (1 << 20)
 
 
 def test_too_little_gpu_memory_is_refused_by_what_is_free(tmp_path):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from builder.targets.tensorrt.external import stored, stored_as
-from builder.targets.tensorrt.payload import DeferredCast, float_payload
+from builder.targets.tensorrt.payload import deferred_cast, float_payload
 from plansmith_errors import BuildError
 from quantize.finite import all_finite
 
@@ -42,7 +42,7 @@ def test_a_single_value_that_is_not_finite_is_seen_wherever_it_is(dtype, bad):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_a_cast_that_waits_is_the_same_cast(dtype):
     values = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
-    now, later = float_payload(values, dtype, "w"), DeferredCast(values, dtype, "w")
+    now, later = float_payload(values, dtype, "w"), deferred_cast(values, dtype, "w")
     assert (later.dtype, later.shape, later.nbytes) == (now.dtype, now.shape, now.nbytes)
     np.testing.assert_array_equal(later.array, now.array)
     assert stored_as(later) == (stored(now).dtype, stored(now).shape)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from builder.targets.tensorrt.graph import Graph, Tensor
-from builder.targets.tensorrt.payload import ElementType, Payload, float_payload, raw_payload
+from builder.targets.tensorrt.payload import Deferred, ElementType, Payload, float_payload, raw_payload
 from plansmith_errors import BuildError
 
 if TYPE_CHECKING:
@@ -34,8 +34,9 @@ def _int4(graph: Graph, place: Place, name: str, weight: QuantizedTensor) -> Ten
     """Stored unsigned with the zero point 8, or one of each group; TensorRT's values are signed and have no zero
     points, so the distance of a zero point from 8 is taken off after the scale.
     """
-    signed = np.bitwise_xor(weight.values, np.uint8(0x88))
-    values = place(name, raw_payload("int4", signed, weight.shape))
+    stored = weight.values
+    signed = Deferred("int4", weight.shape, stored, lambda: np.bitwise_xor(stored, np.uint8(0x88)))
+    values = place(name, signed)
     scales = _scales(weight)
     tensor = graph.dequantize(values, place(f"{name}:scale", _scale_payload(graph, scales, name)))
     if weight.zero_points is None:

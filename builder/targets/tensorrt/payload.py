@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -42,45 +43,54 @@ class Payload:
     array: npt.NDArray[Any]
 
     def __post_init__(self) -> None:
-        size = int(np.prod(self.shape, dtype=np.int64))
-        expected = size // 2 if self.dtype in FOUR_BITS else size
-        if self.array.dtype != _NUMPY_TYPES[self.dtype] or self.array.size != expected:
+        if self.array.dtype != _NUMPY_TYPES[self.dtype] or self.array.nbytes != self.nbytes:
             raise ValueError(
                 f"a payload of {self.dtype} {self.shape} cannot be {self.array.dtype} of {self.array.size} elements"
             )
 
     @property
     def nbytes(self) -> int:
-        return int(self.array.nbytes)
+        size = int(np.prod(self.shape, dtype=np.int64))
+        return (size // 2 if self.dtype in FOUR_BITS else size) * np.dtype(_NUMPY_TYPES[self.dtype]).itemsize
 
     @property
     def source(self) -> npt.NDArray[Any]:
         """The array that was read."""
         return self.array
 
+    def now(self) -> Payload:
+        """With an array that stays."""
+        return self
 
-class DeferredCast(Payload):
-    """Floats that are cast when their array is asked for, each time anew: then ``float_payload`` may raise."""
 
-    _values: npt.NDArray[Any]
-    _name: str
+class Deferred(Payload):
+    """``array`` is made of ``source`` when it is asked for, each time anew, and what makes it may raise then."""
 
-    def __init__(self, values: npt.NDArray[Any], dtype: NetworkDtype, name: str) -> None:
-        for field, value in (("dtype", dtype), ("shape", values.shape), ("_values", values), ("_name", name)):
+    _source: npt.NDArray[Any]
+    _make: Callable[[], npt.NDArray[Any]]
+
+    def __init__(
+        self,
+        dtype: ElementType,
+        shape: tuple[int, ...],
+        source: npt.NDArray[Any],
+        make: Callable[[], npt.NDArray[Any]],
+    ) -> None:
+        for field, value in (("dtype", dtype), ("shape", shape), ("_source", source), ("_make", make)):
             object.__setattr__(self, field, value)
 
     @property
     def array(self) -> npt.NDArray[Any]:  # type: ignore[override]
-        return float_payload(self._values, cast("NetworkDtype", self.dtype), self._name).array
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.source.size) * np.dtype(_NUMPY_TYPES[self.dtype]).itemsize
+        return self._make()
 
     @property
     def source(self) -> npt.NDArray[Any]:
         """The array that was read."""
-        return self._values
+        return self._source
+
+    def now(self) -> Payload:
+        """With an array that stays."""
+        return Payload(self.dtype, self.shape, self.array)
 
 
 def numpy_type(dtype: ElementType) -> type[np.generic]:
@@ -92,6 +102,11 @@ def raw_payload(dtype: ElementType, array: npt.NDArray[Any], shape: tuple[int, .
     """``array``, of any type of the same width, taken for elements of ``dtype``; a view where it is contiguous."""
     contiguous = np.ascontiguousarray(array).reshape(array.shape)
     return Payload(dtype, array.shape if shape is None else shape, contiguous.view(_NUMPY_TYPES[dtype]))
+
+
+def deferred_cast(values: npt.NDArray[Any], dtype: NetworkDtype, name: str) -> Deferred:
+    """As ``float_payload``, which casts, and may raise, when the array is asked for."""
+    return Deferred(dtype, values.shape, values, lambda: float_payload(values, dtype, name).array)
 
 
 def float_payload(values: npt.NDArray[Any], dtype: NetworkDtype, name: str) -> Payload:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from builder.targets.tensorrt.memory import file_map_of, release_pages
 from builder.targets.tensorrt.options import NetworkDtype
-from builder.targets.tensorrt.payload import Payload, float_payload
+from builder.targets.tensorrt.payload import Deferred, Payload, float_payload, numpy_type
 from plansmith_errors import BuildError
 
 _LARGE = 1 << 20  # bytes of a payload that is worth a mapping
@@ -45,12 +45,16 @@ class ScratchFile:
 
     def keep(self, payload: Payload) -> Payload:
         """The same, mapped from the file unless it is small or mapped already."""
-        if payload.nbytes < _LARGE or file_map_of(payload.array) is not None:
+        if payload.nbytes < _LARGE:
+            return payload.now()
+        if isinstance(payload, Deferred):
+            mapped = self._store(payload.nbytes, lambda: _parts_of(payload))
+        elif file_map_of(payload.array) is None:
+            flat = np.ascontiguousarray(payload.array).reshape(-1)
+            mapped = self._store(payload.nbytes, lambda: _parts(flat))
+        else:
             return payload
-        flat = np.ascontiguousarray(payload.array).reshape(-1)
-        mapped = self._store(payload.nbytes, lambda: _parts(flat))
-        array = np.frombuffer(mapped, flat.dtype, flat.size).reshape(payload.array.shape)
-        return Payload(payload.dtype, payload.shape, array)
+        return Payload(payload.dtype, payload.shape, np.frombuffer(mapped, numpy_type(payload.dtype)))
 
     def cast(self, values: npt.NDArray[Any], dtype: NetworkDtype, name: str) -> Payload:
         """As ``float_payload``."""
@@ -97,6 +101,11 @@ class ScratchFile:
             raise BuildError(
                 f"{self._directory}: converted weights cannot be written: {error.strerror}; is there room on the disk?"
             ) from None
+
+
+def _parts_of(payload: Deferred) -> Iterator[npt.NDArray[Any]]:
+    yield np.ascontiguousarray(payload.array)
+    release_pages(payload.source)
 
 
 def _parts(flat: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from builder.network.weights import DecoderWeights
 from builder.targets.tensorrt.dequantize import dequantized
 from builder.targets.tensorrt.graph import Graph, Tensor
-from builder.targets.tensorrt.payload import DeferredCast, Payload, float_payload
+from builder.targets.tensorrt.payload import Payload, deferred_cast, float_payload
 from builder.targets.tensorrt.scratch_file import ScratchFile
 from plansmith_errors import BuildError
 
@@ -59,7 +59,7 @@ class WeightTensors:
 
     def place(self, name: str, payload: Payload) -> Tensor:
         if not self._is_external:
-            return self._graph.constant(name, payload if self._scratch is None else self._scratch.keep(payload))
+            return self._graph.constant(name, payload.now() if self._scratch is None else self._scratch.keep(payload))
         self.external[name] = payload
         return self._graph.input(name, payload.dtype, payload.shape)
 
@@ -90,7 +90,7 @@ class WeightTensors:
     def _floats(self, name: str, values: npt.NDArray[Any]) -> Tensor:
         dtype = self._graph.dtype
         if self._is_external and values.dtype.name != dtype:
-            return self.place(name, DeferredCast(values, dtype, name))  # compiling needs the shape alone
+            return self.place(name, deferred_cast(values, dtype, name))  # compiling needs the shape alone
         if self._is_external or self._scratch is None:
             return self.place(name, float_payload(values, dtype, name))
         return self._graph.constant(name, self._scratch.cast(values, dtype, name))
