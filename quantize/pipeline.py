@@ -29,6 +29,7 @@ from quantize.resume import Resume
 from quantize.rotation.checkpoint import rotated
 from quantize.sensitivity.auto import AutoPrecision
 from quantize.sensitivity.kept import keeping_choice
+from quantize.shape_fit import check_shapes
 from quantize.tokenizer_fit import check_tokenizer_fits
 from quantize.weight_files import Progress, write_weights
 
@@ -75,6 +76,7 @@ def _quantize(
     start = time.perf_counter()
     checkpoint = rotated(dequantized(open_checkpoint(source)), recipe.rotations)
     planned = keep_stored(checkpoint, plan_tensors(checkpoint, recipe))
+    check_shapes(checkpoint)
     check_tokenizer_fits(checkpoint)
     chosen, calibration = None, None
     if recipe.auto is not None:

@@ -208,6 +208,11 @@ def test_quantized_sources_are_refused(source: Path, tmp_path: Path) -> None:
         quantize.load_weight(quantize.open_checkpoint(theirs), DOWN)
 
 
+def cut(weights: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+    """Without the last column of a tensor."""
+    return weights | {name: np.ascontiguousarray(weights[name][..., :-1])}
+
+
 def test_incomplete_and_unknown_models_are_refused(tmp_path: Path) -> None:
     def refused(message: str, weights: dict[str, np.ndarray], **changes: Any) -> None:
         source = write_safetensors(tmp_path / "s", weights, tiny_config(**changes))
@@ -222,6 +227,8 @@ def test_incomplete_and_unknown_models_are_refused(tmp_path: Path) -> None:
     refused("tensor 'model.layers.2.input_layernorm.weight' is missing|layers.2", weights, num_hidden_layers=3)
     refused("expected true or false", weights, tie_word_embeddings="false")
     refused("'extra.weight' .* belongs to no llama model", weights | {"extra.weight": np.zeros((2, 2), np.float32)})
+    refused(r"down_proj.weight' has the shape \[64, 127\], config.json gives it \[64, 128\]", cut(weights, DOWN))
+    refused(r"norm.weight' has the shape \[63\], config.json gives it \[64\]", cut(weights, "model.norm.weight"))
 
 
 def test_the_output_directory_must_be_new(source: Path, tmp_path: Path) -> None:
