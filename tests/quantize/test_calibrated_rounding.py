@@ -102,9 +102,11 @@ def test_importance_lowers_the_weighted_error(symmetric: bool) -> None:
 @pytest.mark.parametrize("act_order", [False, True])
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("scale", ["absmax", "mse"])
-def test_gptq_beats_rounding_on_correlated_inputs(act_order: bool, symmetric: bool, scale: str) -> None:
+@pytest.mark.parametrize("bfloat16", [True, False])
+def test_gptq_beats_rounding_on_correlated_inputs(act_order: bool, symmetric: bool, scale: str, bfloat16: bool) -> None:
     w, inputs = weights(), correlated_inputs()
-    values, grid = gptq(w, gram_of(inputs), int4("gptq", scale, symmetric, act_order), POOL, FLOAT32)
+    chosen = int4("gptq", scale, symmetric, act_order)
+    values, grid = gptq(w, gram_of(inputs), chosen, POOL, arithmetic_of(bfloat16=bfloat16))
     nearest = range_grid(w, GROUP, symmetric=symmetric)
     rounded = output_error(inputs, decode(encode(w, nearest), nearest) - w)
     assert output_error(inputs, decode(values, grid) - w) < 0.5 * rounded

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quantize.algorithms.arithmetic import arithmetic_of, product
 from quantize.algorithms.symmetric import mirror
 from quantize.calibration.products import Products
 from quantize.calibration.settings import Precision
@@ -49,6 +50,30 @@ def test_sums_of_products_are_those_of_the_definition(
     bound = 2.0**-24 * sum(num_tokens)
     assert (np.abs(gram - x.T @ x) <= bound * (np.abs(x).T @ np.abs(x)) + 1e-30).all()
     assert (np.abs(cross - 1 - x.T @ y) <= bound * (np.abs(x).T @ np.abs(y) + 1) + 1e-6).all()
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@given(
+    num_tokens=st.integers(1, 300),
+    sizes=st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    places=st.tuples(st.integers(0, 149), st.integers(0, 149)),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=30, deadline=None)
+def test_tokens_of_a_factor_are_replaced_and_left_out(
+    precision: Precision, num_tokens: int, sizes: tuple[int, int], places: tuple[int, int], seed: int
+) -> None:
+    """As GPTQ does with errors that are settled block by block, and AWQ with half of a symmetric matrix."""
+    rng = np.random.default_rng(seed)
+    arithmetic = arithmetic_of(bfloat16=precision == "bfloat16")
+    replaced, first = (min(2 * place, num_tokens - num_tokens % 2) for place in places)
+    left, right = (rng.normal(size=(num_tokens, size)).astype(np.float32) for size in sizes)
+    packed, new = arithmetic.pack(right.copy()), right[replaced:] * np.float32(3)
+    arithmetic.replace(packed, replaced, new)
+    found = product(arithmetic, arithmetic.rest(arithmetic.pack(left), first), arithmetic.rest(packed, first), sizes)
+    x, y = (as_factors(part, precision) for part in (left, np.concatenate([right[:replaced], new])))
+    bound = 2.0**-24 * (num_tokens + 1) * (np.abs(x).T @ np.abs(y)) + 1e-30
+    assert (np.abs(found - x[first:].T @ y[first:]) <= bound).all()
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
