@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from builder.targets.tensorrt.memory import UnusedPages, file_map_of
-from builder.targets.tensorrt.payload import float_payload
+from builder.targets.tensorrt.payload import Deferred, float_payload
 from builder.targets.tensorrt.scratch_file import ScratchFile
 from plansmith_errors import BuildError
 
@@ -33,6 +33,17 @@ def test_what_is_kept_is_the_same_and_lies_in_the_file(tmp_path: Path) -> None:
         for before, after in zip(given, kept, strict=True):
             assert (before.dtype, before.shape) == (after.dtype, after.shape)
             np.testing.assert_array_equal(before.array, after.array)
+
+
+@pytest.mark.parametrize("rows", [4, 5000])
+def test_values_that_are_made_when_they_are_written_are_the_same_too(tmp_path: Path, rows: int) -> None:
+    packed = np.random.default_rng(0).integers(0, 256, (rows, 300), np.uint8)
+    later = Deferred("int4", (rows, 600), packed, lambda: packed ^ np.uint8(0x88))
+    with ScratchFile(tmp_path) as scratch:
+        kept = scratch.keep(later)
+    assert (kept.dtype, kept.shape, kept.nbytes) == ("int4", (rows, 600), packed.nbytes)
+    assert kept.array is kept.array, "TensorRT refers to its memory"
+    np.testing.assert_array_equal(kept.array.reshape(packed.shape), packed ^ 0x88)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])

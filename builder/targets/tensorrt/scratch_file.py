@@ -49,12 +49,13 @@ class ScratchFile:
             return payload.now()
         if isinstance(payload, Deferred):
             mapped = self._store(payload.nbytes, lambda: _parts_of(payload))
-        elif file_map_of(payload.array) is None:
-            flat = np.ascontiguousarray(payload.array).reshape(-1)
-            mapped = self._store(payload.nbytes, lambda: _parts(flat))
-        else:
+            return Payload(payload.dtype, payload.shape, np.frombuffer(mapped, numpy_type(payload.dtype)))
+        if file_map_of(payload.array) is not None:
             return payload
-        return Payload(payload.dtype, payload.shape, np.frombuffer(mapped, numpy_type(payload.dtype)))
+        flat = np.ascontiguousarray(payload.array).reshape(-1)
+        mapped = self._store(payload.nbytes, lambda: _parts(flat))
+        array = np.frombuffer(mapped, flat.dtype, flat.size).reshape(payload.array.shape)
+        return Payload(payload.dtype, payload.shape, array)
 
     def cast(self, values: npt.NDArray[Any], dtype: NetworkDtype, name: str) -> Payload:
         """As ``float_payload``."""
