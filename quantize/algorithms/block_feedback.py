@@ -44,10 +44,10 @@ def times_steps(within: Float32, values: npt.NDArray[np.uint8], zeros: Float32) 
     """``within`` [n, n] times the steps, which are ``values`` [n, out] without ``zeros`` [out]: [n, out]."""
     if len(within) > _LONG:
         return np.asarray(within @ np.subtract(values, zeros, dtype=np.float32), np.float32)
-    products, native = np.zeros(values.shape, np.float32), native_feedback()
+    native = native_feedback()
     if native is not None:
-        native.times_steps(within, values, products, zeros)
-        return products
+        return native.times_steps(within, values, zeros)
+    products = np.zeros(values.shape, np.float32)
     for j, row in enumerate(values):
         products += within[:, j, None] * np.subtract(row, zeros, dtype=np.float32)
     return products

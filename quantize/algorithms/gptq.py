@@ -8,6 +8,7 @@ columns are laid out from the last to the first, so that it is the lower one, wh
 from __future__ import annotations
 
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -45,52 +46,50 @@ def gptq(
         order = np.argsort(-np.diagonal(gram), kind="stable")
     order = order[::-1]
     with reordered(gram, order, pool), damped(gram, settings.damping), factorized(gram, pool) as factor:
-        rounded = _against_fixed_scales if settings.act_order else _group_by_group
-        return rounded(weights, factor.lower, order, settings, pool, arithmetic)
+        columns = _Columns(factor.lower, order, settings, pool, arithmetic)
+        return columns.against_fixed_scales(weights) if settings.act_order else columns.group_by_group(weights)
 
 
-def _against_fixed_scales(
-    weights: Float32,
-    lower: Float32,
-    order: npt.NDArray[np.int64],
-    settings: Int4Settings,
-    pool: Executor,
-    arithmetic: Arithmetic[Any],
-) -> tuple[Values, Grid]:
-    pivots = np.empty(len(order), np.float32)
-    pivots[order] = np.square(np.diagonal(lower))
-    grid = _find_grid(weights, pivots, settings, pool)
-    values = np.empty(weights.shape, np.uint8)
-    for begin in range(0, weights.shape[1], _OUTPUTS):
-        outputs = slice(begin, begin + _OUTPUTS)
-        rounding = _Rounding(weights[order, outputs], lower, order // settings.group_size, pool, arithmetic)
-        for rows in reversed(_blocks(len(order), _BLOCK)):
-            rounding.round(rows, rounding.target(rows), grid.columns(outputs.start, outputs.stop))
-        values[order, outputs] = rounding.values
-    return values, grid
+@dataclass(frozen=True)
+class _Columns:
+    """The columns of ``weights`` [in, out] in their ``order``, the last one first."""
 
+    lower: Float32
+    order: npt.NDArray[np.int64]
+    settings: Int4Settings
+    pool: Executor
+    arithmetic: Arithmetic[Any]
 
-def _group_by_group(
-    weights: Float32,
-    lower: Float32,
-    order: npt.NDArray[np.int64],
-    settings: Int4Settings,
-    pool: Executor,
-    arithmetic: Arithmetic[Any],
-) -> tuple[Values, Grid]:
-    size, pivots = settings.group_size, np.square(np.diagonal(lower))
-    shape = len(order) // size, weights.shape[1]
-    scales, zeros = np.empty(shape, np.float32), np.empty(shape, np.float32)
-    rounding, dtypes = _Rounding(weights[order], lower, order // size, pool, arithmetic), []
-    for group, rows in enumerate(reversed(_blocks(len(order), size))):
-        target = rounding.target(rows)
-        found = _find_grid(target, pivots[rows], settings, pool)
-        scales[group], zeros[group] = found.scales[0], found.zeros[0]
-        dtypes.append(found.dtype)
-        rounding.round(rows, target, Grid(scales, zeros, found.dtype))
-    values = np.empty(weights.shape, np.uint8)
-    values[order] = rounding.values
-    return values, Grid(scales, zeros, np.result_type(*dtypes))
+    def against_fixed_scales(self, weights: Float32) -> tuple[Values, Grid]:
+        pivots = np.empty(len(self.order), np.float32)
+        pivots[self.order] = np.square(np.diagonal(self.lower))
+        grid = _find_grid(weights, pivots, self.settings, self.pool)
+        values = np.empty(weights.shape, np.uint8)
+        for begin in range(0, weights.shape[1], _OUTPUTS):
+            outputs = slice(begin, begin + _OUTPUTS)
+            rounding = self._begin(weights[self.order, outputs], self.order // self.settings.group_size)
+            for rows in reversed(_blocks(len(self.order), _BLOCK)):
+                rounding.round(rows, rounding.target(rows), grid.columns(outputs.start, outputs.stop))
+            values[self.order, outputs] = rounding.values
+        return values, grid
+
+    def group_by_group(self, weights: Float32) -> tuple[Values, Grid]:
+        size, pivots = self.settings.group_size, np.square(np.diagonal(self.lower))
+        shape = len(self.order) // size, weights.shape[1]
+        scales, zeros = np.empty(shape, np.float32), np.empty(shape, np.float32)
+        rounding, dtypes = self._begin(weights[self.order], self.order // size), []
+        for group, rows in enumerate(reversed(_blocks(len(self.order), size))):
+            target = rounding.target(rows)
+            found = _find_grid(target, pivots[rows], self.settings, self.pool)
+            scales[group], zeros[group] = found.scales[0], found.zeros[0]
+            dtypes.append(found.dtype)
+            rounding.round(rows, target, Grid(scales, zeros, found.dtype))
+        values = np.empty(weights.shape, np.uint8)
+        values[self.order] = rounding.values
+        return values, Grid(scales, zeros, np.result_type(*dtypes))
+
+    def _begin(self, weights: Float32, groups: npt.NDArray[np.int64]) -> _Rounding[Any]:
+        return _Rounding(weights, self.lower, groups, self.pool, self.arithmetic)
 
 
 class _Rounding(Generic[F]):

@@ -12,9 +12,10 @@ from plansmith_errors import QuantizeError
 from quantize.weight_rule import Method
 
 _SHARE_OF_PEAK = 0.5  # of the speed of a large matrix product: small ones, norms, attention and rounding are slower
-_BFLOAT16_SPEED = 2.0  # of its products to those of float32
-_AWQ_PRODUCTS, _GPTQ_PRODUCTS = 2.5, 3  # out * in * in, times two, beside the factorization
-_SECONDS_PER_ROUNDING = {"rtn": 5e-9, "importance": 1e-8, "awq": 1.2e-7, "gptq": 4e-8}  # of one weight
+_BFLOAT16_SPEED = 3.0  # of its products to those of float32
+# out * in * in, times two, beside the factorization
+_AWQ_PRODUCTS, _GPTQ_PRODUCTS, _CORRECTION_PRODUCTS = 1.5, 0.5, 2.5
+_SECONDS_PER_ROUNDING = {"rtn": 5e-9, "importance": 1e-8, "awq": 6e-8, "gptq": 4e-8}  # of one weight
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class LayerShape:
         return bool(self.shares and min(self.shares) < 1) or (self.method == "awq" and not self.compensates_drift)
 
     def search_flops(self) -> float:
-        products = {"awq": _AWQ_PRODUCTS, "gptq": _GPTQ_PRODUCTS}.get(self.method, 0)
+        products = {"awq": _AWQ_PRODUCTS, "gptq": _GPTQ_PRODUCTS}.get(self.method, 0.0)
+        products += _CORRECTION_PRODUCTS if self.is_corrected else 0.0
         factor = {"awq": 1 / 3, "gptq": 2 / 3}.get(self.method, 0)  # Cholesky, for the targets and for GPTQ's feedback
         return sum(2 * products * rows * columns**2 + factor * columns**3 for rows, columns in self.rows_and_columns)
 
@@ -148,10 +150,10 @@ def check_limit(cost: CostEstimate, max_seconds: float | None) -> None:
 
 
 def _flops_per_second() -> float:
-    """Of this machine, now: a matrix product of 0.3 GFLOP, the best of eight, since others may be at work too."""
+    """Of this machine, now: a matrix product of 0.3 GFLOP, the best of forty, since others may be at work too."""
     factor = np.ones((512, 512), np.float32)
     seconds = []
-    for _ in range(8):
+    for _ in range(40):
         start = time.perf_counter()
         factor @ factor
         seconds.append(time.perf_counter() - start)

@@ -55,9 +55,11 @@ class FeedbackKernels:
         matrices = (*_matrices(gradient, errors, weights, within, scales, zeros), rows.ctypes.data)
         self._call("descend_block", gradient, *matrices, *_matrices(values))
 
-    def times_steps(self, within: Float32, values: npt.NDArray[np.uint8], products: Float32, zeros: Float32) -> None:
+    def times_steps(self, within: Float32, values: npt.NDArray[np.uint8], zeros: Float32) -> Float32:
         """See block_feedback.times_steps. ``zeros`` [out] is contiguous."""
+        products = np.empty(values.shape, np.float32)
         self._call("times_steps", products, *_matrices(within, values, products), zeros.ctypes.data)
+        return products
 
     def fit_scales(
         self,

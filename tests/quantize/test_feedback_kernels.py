@@ -15,11 +15,11 @@ with pytest.MonkeyPatch.context() as patch:
 KERNELS = LIBRARY and feedback.FeedbackKernels(LIBRARY)
 
 
-def both(monkeypatch, module, run):
+def both(module, run):
     """What NumPy and the kernels leave behind."""
     results = []
     for kernels in (None, KERNELS):
-        with monkeypatch.context() as patched:
+        with pytest.MonkeyPatch.context() as patched:
             patched.setattr(module, "native_feedback", lambda kernels=kernels: kernels)
             results.append(run())
     return results
@@ -40,6 +40,12 @@ def blocks(draw):
     return whole[:, part], grid.columns(part.start, part.stop), square, groups, rng
 
 
+def one_group(weights, is_half):
+    """The grid of all rows as one group, in float16 where that holds its scales."""
+    dtype = np.dtype(np.float16 if is_half and np.abs(weights).max() > 1e-3 else np.float32)
+    return range_grid(weights, len(weights), symmetric=True, dtype=dtype)
+
+
 @given(blocks())
 @settings(max_examples=60, deadline=None)
 def test_rounding_with_feedback(block):
@@ -51,8 +57,7 @@ def test_rounding_with_feedback(block):
         block_feedback.round_block(shifted.copy(), weights, feedback_, grid, groups, values, errors)
         return values.tobytes(), errors.tobytes()
 
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        numpy, native = both(monkeypatch, block_feedback, run)
+    numpy, native = both(block_feedback, run)
     assert numpy == native
 
 
@@ -69,8 +74,7 @@ def test_coordinate_descent(block):
         block_feedback.descend_block(within @ errors, errors, weights, within, grid, groups, values)
         return values.tobytes(), errors.tobytes()
 
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        numpy, native = both(monkeypatch, block_feedback, run)
+    numpy, native = both(block_feedback, run)
     assert numpy == native
 
 
@@ -78,8 +82,7 @@ def test_coordinate_descent(block):
 @settings(max_examples=60, deadline=None)
 def test_fitting_scales(block, is_half):
     weights, _, square, _, rng = block
-    dtype = np.dtype(np.float16 if is_half and np.abs(weights).max() > 1e-3 else np.float32)
-    start = range_grid(weights, len(weights), symmetric=True, dtype=dtype)
+    start = one_group(weights, is_half)
     values = rng.integers(0, 16, weights.shape).astype(np.uint8)
     values[:, 0] = start.zeros[0, 0]  # nothing to go by
     off, within = (values - start.zeros) * start.scales - weights, square @ square.T
@@ -87,14 +90,13 @@ def test_fitting_scales(block, is_half):
     def run():
         of_steps = block_feedback.times_steps(within, values, start.zeros[0])
         np.testing.assert_allclose(of_steps, within @ (values - start.zeros), rtol=1e-4, atol=1e-4)
-        grid = Grid(start.scales.copy(), start.zeros, dtype)
+        grid = Grid(start.scales.copy(), start.zeros, start.dtype)
         gradient, errors = within @ off, off.copy()
         block_feedback.fit_scales(gradient, of_steps, weights, values, errors, grid, start.scales[0], 1.3)
         assert grid.scales[0, 0] == start.scales[0, 0]
         return grid.scales.tobytes(), gradient.tobytes(), errors.tobytes()
 
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        numpy, native = both(monkeypatch, block_feedback, run)
+    numpy, native = both(block_feedback, run)
     assert numpy == native
 
 
@@ -102,10 +104,8 @@ def test_fitting_scales(block, is_half):
 @settings(max_examples=60, deadline=None)
 def test_searching_scales(block, is_half):
     weights, _, square, _, _ = block
-    dtype = np.dtype(np.float16 if is_half and np.abs(weights).max() > 1e-3 else np.float32)
-    base = range_grid(weights, len(weights), symmetric=True, dtype=dtype)
-    one_group = Grid(base.scales[0], base.zeros[0], dtype)
+    whole = one_group(weights, is_half)
+    base = Grid(whole.scales[0], whole.zeros[0], whole.dtype)
     moments = np.square(square[0])
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        numpy, native = both(monkeypatch, scale_search, lambda: scale_search._search_group(weights, moments, one_group))
+    numpy, native = both(scale_search, lambda: scale_search._search_group(weights, moments, base))
     assert numpy.tobytes() == native.tobytes()
